@@ -1,0 +1,270 @@
+"""Recipes: how to make a candidate, as a frozen value with a text form that round-trips.
+
+A recipe is one engine step and at most one precision step::
+
+    aotinductor(freezing, max_autotune) + precision(bf16)
+    inductor(freezing) + quantize(pt2e_static)
+    onnxruntime
+
+The text form is canonical: ``parse(str(r)) == r`` and ``str(parse(t))`` is the shortest spelling of
+``t`` (options at their defaults are left out, the engine comes first). A boolean option is written by
+its name alone; a positional argument fills a step's first field.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from torchstone.errors import RecipeError
+
+__all__ = [
+    "ENGINES",
+    "AOTInductor",
+    "Custom",
+    "Eager",
+    "Engine",
+    "Inductor",
+    "Numerics",
+    "OnnxRuntime",
+    "OpenVINO",
+    "Precision",
+    "Quantize",
+    "Recipe",
+    "baseline",
+    "default_recipes",
+    "parse",
+]
+
+
+class Numerics(Enum):
+    """What a recipe promises about its numbers; tuning never changes it."""
+
+    EXACT = "exact"
+    """Bit-equal to eager."""
+    REASSOCIATES = "reassociates"
+    """Error within the bound of the model's own dtype: only the order of operations differs."""
+    LOSSY = "lossy"
+    """Error within the policy's budget."""
+
+
+class Eager(msgspec.Struct, frozen=True, tag="eager"):
+    """PyTorch as the user runs it: the baseline."""
+
+
+class Inductor(msgspec.Struct, frozen=True, tag="inductor"):
+    """``torch.compile`` with the Inductor backend, compiled in the process that serves."""
+
+    freezing: bool = False
+    """Fold and prepack parameters as constants."""
+    max_autotune: bool = False
+    """Benchmark template kernels against the library's at compile time."""
+    module: bool = False
+    """Compile the user's module itself rather than the captured program: ``torch.compile(model)``."""
+
+
+class AOTInductor(msgspec.Struct, frozen=True, tag="aotinductor"):
+    """Inductor ahead of time: a ``.pt2`` package with a shared library."""
+
+    freezing: bool = False
+    """Fold and prepack parameters as constants (they then live inside the package)."""
+    max_autotune: bool = False
+    """Benchmark template kernels against the library's at compile time."""
+
+
+class OnnxRuntime(msgspec.Struct, frozen=True, tag="onnxruntime"):
+    """ONNX Runtime on the program exported by ``torch.onnx`` (dynamo exporter)."""
+
+
+class OpenVINO(msgspec.Struct, frozen=True, tag="openvino"):
+    """OpenVINO on the captured program, latency hint."""
+
+    hint: Literal["f32", "bf16", "f16", "auto"] = "f32"
+    """``INFERENCE_PRECISION_HINT``; ``auto`` lets the plugin choose, and counts as lossy."""
+
+
+class Custom(msgspec.Struct, frozen=True, tag="custom"):
+    """The user's own implementation: a function of the module that returns a callable."""
+
+    target: str
+    """Name of an entry of the workload's ``candidates``."""
+
+
+class Precision(msgspec.Struct, frozen=True, tag="precision"):
+    """A floating-point format for weights and arithmetic."""
+
+    format: Literal["bf16", "bf16_autocast", "fp16"]
+    """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights, autocast."""
+
+
+class Quantize(msgspec.Struct, frozen=True, tag="quantize"):
+    """An integer format for weights, and for activations where the scheme says so."""
+
+    scheme: Literal["int8_dynamic", "int8_weight_only", "pt2e_static", "pt2e_dynamic"]
+    """torchao scheme; ``pt2e_*`` is the X86 Inductor quantizer on the captured graph."""
+
+
+Engine = Eager | Inductor | AOTInductor | OnnxRuntime | OpenVINO | Custom
+Numeric = Precision | Quantize
+
+ENGINES: tuple[type[Engine], ...] = (Eager, Inductor, AOTInductor, OnnxRuntime, OpenVINO, Custom)
+"""Every engine step, in the order shown to users."""
+NUMERICS: tuple[type[Numeric], ...] = (Precision, Quantize)
+"""Every step that changes the number format."""
+
+_STEPS = {str(s.__struct_config__.tag): s for s in (*ENGINES, *NUMERICS)}
+_STEP = re.compile(r"\s*([a-z_0-9]+)\s*(?:\(([^()]*)\))?\s*\Z")
+_ARGUMENT = re.compile(r"\s*(?:([a-z_0-9]+)\s*=\s*)?([A-Za-z0-9_.:\-]+)\s*\Z")
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How to make one candidate."""
+
+    engine: Engine
+    """What runs the program."""
+    numeric: Numeric | None = None
+    """How its number formats change, if they do."""
+
+    def __str__(self) -> str:
+        steps = [_step_text(self.engine)]
+        if self.numeric is not None:
+            steps.append(_step_text(self.numeric))
+        return " + ".join(steps)
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics class that the recipe declares and is held to."""
+        if self.numeric is not None:
+            return Numerics.LOSSY
+        if isinstance(self.engine, OpenVINO) and self.engine.hint != "f32":
+            return Numerics.LOSSY
+        if isinstance(self.engine, Eager):
+            return Numerics.EXACT
+        return Numerics.REASSOCIATES
+
+
+def baseline() -> Recipe:
+    """The recipe that every other is compared with, and that is always among the candidates."""
+    return Recipe(Eager())
+
+
+def default_recipes() -> tuple[Recipe, ...]:
+    """The candidates of a run that names none, quick and promising ones first.
+
+    The order matters when the policy's search time runs out before the list does.
+    """
+    return tuple(
+        parse(text)
+        for text in (
+            "eager",
+            "openvino",
+            "onnxruntime",
+            "aotinductor",
+            "inductor + quantize(pt2e_static)",
+            "aotinductor(freezing) + quantize(pt2e_static)",
+            "inductor",
+            "openvino(auto)",
+            "inductor(freezing, max_autotune)",
+            "aotinductor(freezing) + precision(bf16)",
+            "inductor + precision(bf16_autocast)",
+            "inductor + quantize(int8_dynamic)",
+        )
+    )
+
+
+def parse(text: str) -> Recipe:
+    """Read a recipe's text form.
+
+    :raises RecipeError: naming the step or option at fault and what was expected.
+    """
+    steps = [_parse_step(part, text) for part in text.split("+")]
+    engines = [s for s in steps if isinstance(s, ENGINES)]
+    numerics = [s for s in steps if isinstance(s, NUMERICS)]
+    if len(engines) != 1 or len(numerics) > 1:
+        raise RecipeError(
+            f"recipe {text!r} has {len(engines)} engine and {len(numerics)} precision steps",
+            hint="a recipe is one engine and at most one of precision(...), quantize(...): "
+            "'aotinductor(freezing) + precision(bf16)'",
+        )
+    recipe = Recipe(engines[0], numerics[0] if numerics else None)
+    _refuse_nonsense(recipe, text)
+    return recipe
+
+
+def _refuse_nonsense(recipe: Recipe, text: str) -> None:
+    takes_numeric = isinstance(recipe.engine, Eager | Inductor | AOTInductor)
+    if recipe.numeric is not None and not takes_numeric:
+        raise RecipeError(
+            f"recipe {text!r}: engine {_step_text(recipe.engine)} takes no precision step",
+            hint="openvino has its own option, openvino(bf16); precision and quantize go with "
+            "eager, inductor and aotinductor",
+        )
+    if isinstance(recipe.numeric, Quantize) and recipe.numeric.scheme.startswith("pt2e"):
+        if isinstance(recipe.engine, Eager):
+            raise RecipeError(
+                f"recipe {text!r}: pt2e quantization in eager is a simulation, not a speed-up",
+                hint="use inductor or aotinductor",
+            )
+        if isinstance(recipe.engine, Inductor) and recipe.engine.module:
+            raise RecipeError(
+                f"recipe {text!r}: pt2e quantization needs the captured program",
+                hint="leave out 'module'",
+            )
+
+
+def _step_text(step: Engine | Numeric) -> str:
+    name = str(step.__struct_config__.tag)
+    arguments = []
+    for position, field in enumerate(msgspec.structs.fields(step)):
+        value = getattr(step, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            arguments.append(field.name)
+        else:
+            arguments.append(str(value) if position == 0 else f"{field.name}={value}")
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def _parse_step(part: str, text: str) -> Engine | Numeric:
+    match = _STEP.match(part)
+    if match is None or match[1] not in _STEPS:
+        raise RecipeError(
+            f"recipe {text!r}: {part.strip()!r} is not a step",
+            hint=f"steps are {', '.join(_STEPS)}",
+        )
+    kind = _STEPS[match[1]]
+    fields = msgspec.structs.fields(kind)
+    values: dict[str, str | bool] = {}
+    for position, argument in enumerate(a for a in (match[2] or "").split(",") if a.strip()):
+        name, value = _parse_argument(argument, position, fields, text)
+        if name in values:
+            raise RecipeError(f"recipe {text!r}: option {name!r} is given twice")
+        values[name] = value
+    try:
+        return msgspec.convert({"type": match[1], **values}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"recipe {text!r}, step {match[1]}: {error}") from None
+
+
+def _parse_argument(
+    argument: str, position: int, fields: tuple[msgspec.structs.FieldInfo, ...], text: str
+) -> tuple[str, str | bool]:
+    match = _ARGUMENT.match(argument)
+    if match is None:
+        raise RecipeError(f"recipe {text!r}: {argument.strip()!r} is not an option")
+    name, value = match[1], match[2]
+    known = {f.name: f for f in fields}
+    if name is None and value in known and known[value].type is bool:
+        return value, True
+    if name is None and position == 0 and fields and fields[0].type is not bool:
+        return fields[0].name, value
+    if name in known:
+        return name, value
+    raise RecipeError(
+        f"recipe {text!r}: unknown option {name or value!r}",
+        hint=f"options are {', '.join(known)}" if known else "this step takes no options",
+    )
