@@ -15,7 +15,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Policy(Record):
+class Policy(Record, frozen=True, kw_only=True):
     """Constraints and objective of a run; every field has a default that is safe."""
 
     objective: Literal["latency", "p99", "throughput", "cost"] = "latency"

@@ -50,14 +50,14 @@ __all__ = [
 ]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all records."""
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all records; each also says ``kw_only=True``, which msgspec does not inherit."""
 
 
 # --- workload -------------------------------------------------------------------------------------
 
 
-class Dim(Record):
+class Dim(Record, frozen=True, kw_only=True):
     """A named dimension and the sizes it may take."""
 
     name: str
@@ -70,7 +70,7 @@ class Dim(Record):
     """Every size is a multiple of this."""
 
 
-class TensorSpec(Record, tag="tensor"):
+class TensorSpec(Record, frozen=True, kw_only=True, tag="tensor"):
     """One tensor input."""
 
     name: str
@@ -85,7 +85,7 @@ class TensorSpec(Record, tag="tensor"):
     """Largest value, likewise."""
 
 
-class ScalarSpec(Record, tag="scalar"):
+class ScalarSpec(Record, frozen=True, kw_only=True, tag="scalar"):
     """One Python number passed as an input."""
 
     name: str
@@ -101,7 +101,7 @@ class ScalarSpec(Record, tag="scalar"):
 InputSpec = TensorSpec | ScalarSpec
 
 
-class Arrival(Record):
+class Arrival(Record, frozen=True, kw_only=True):
     """One recorded request of the traffic."""
 
     sizes: dict[str, int]
@@ -112,7 +112,7 @@ class Arrival(Record):
     """Arrival time since the recording's start, seconds."""
 
 
-class WorkloadSpec(Record):
+class WorkloadSpec(Record, frozen=True, kw_only=True):
     """What can be said of a workload without running it."""
 
     name: str
@@ -138,7 +138,7 @@ class WorkloadSpec(Record):
 # --- environment ----------------------------------------------------------------------------------
 
 
-class Environment(Record):
+class Environment(Record, frozen=True, kw_only=True):
     """Where a measurement was made; records from environments that differ are not compared."""
 
     python: str
@@ -161,7 +161,7 @@ class Environment(Record):
     """Accelerators, by name."""
 
 
-class RunHeader(Record):
+class RunHeader(Record, frozen=True, kw_only=True):
     """First record of a run: what was asked, of what, where."""
 
     format: int
@@ -185,7 +185,7 @@ class RunHeader(Record):
 # --- failures and verdicts ------------------------------------------------------------------------
 
 
-class Crashed(Record, tag="crashed"):
+class Crashed(Record, frozen=True, kw_only=True, tag="crashed"):
     """The candidate's process died, or raised."""
 
     stage: str
@@ -198,7 +198,7 @@ class Crashed(Record, tag="crashed"):
     """The last lines that it printed, traceback included."""
 
 
-class TimedOut(Record, tag="timed_out"):
+class TimedOut(Record, frozen=True, kw_only=True, tag="timed_out"):
     """The candidate did not answer within its limit and was killed."""
 
     stage: str
@@ -209,7 +209,7 @@ class TimedOut(Record, tag="timed_out"):
     """The last lines that it printed."""
 
 
-class Unsupported(Record, tag="unsupported"):
+class Unsupported(Record, frozen=True, kw_only=True, tag="unsupported"):
     """The engine is absent here, or says that it cannot do this model."""
 
     text: str
@@ -218,14 +218,14 @@ class Unsupported(Record, tag="unsupported"):
     """The command that installs it, where that would help."""
 
 
-class NotTried(Record, tag="not_tried"):
+class NotTried(Record, frozen=True, kw_only=True, tag="not_tried"):
     """The search time was spent before this candidate's turn."""
 
     text: str
     """Why."""
 
 
-class OutputErrors(Record):
+class OutputErrors(Record, frozen=True, kw_only=True):
     """Errors of one output against the float64 reference."""
 
     output: str
@@ -233,7 +233,8 @@ class OutputErrors(Record):
     relative: float | None
     """Frobenius norm of the error over that of the reference. 0 for two zeros; None where not finite."""
     worst: float | None
-    """Largest absolute error of an element over the reference's root mean square. None as above."""
+    """Largest absolute error of an element, over the larger of that element's magnitude in the reference
+    and the reference's root mean square. None as above."""
     worst_index: tuple[int, ...] = ()
     """Where that element is."""
     sqnr_db: float | None = None
@@ -246,9 +247,19 @@ class OutputErrors(Record):
     """Number of elements."""
     shape_or_dtype: str | None = None
     """What is wrong with the output's shape or dtype, if anything."""
+    dtype: str = ""
+    """The output's torch dtype without its prefix; empty for what is no tensor."""
+    typical: float | None = None
+    """Root mean square of the elements' errors without the worst one, in the unit of ``worst``."""
+    rms: float | None = None
+    """Root mean square of the reference."""
+    error_rms: float | None = None
+    """Root mean square of the error."""
+    differing: int = 0
+    """Elements that are not equal to eager's own."""
 
 
-class Case(Record):
+class Case(Record, frozen=True, kw_only=True):
     """One verification input, as a description from which the same tensors are made anywhere."""
 
     name: str
@@ -270,7 +281,7 @@ class Case(Record):
     """Seed of the values."""
 
 
-class ReferenceErrors(Record, tag="reference"):
+class ReferenceErrors(Record, frozen=True, kw_only=True, tag="reference"):
     """Eager's own error against the float64 reference, on one case."""
 
     case: Case
@@ -279,9 +290,11 @@ class ReferenceErrors(Record, tag="reference"):
     """One an output."""
     problem: str | None = None
     """Why the case gives no reference (the model itself raises there, or is not deterministic)."""
+    independent: tuple[str, ...] = ()
+    """Outputs that are the same, to the bit, for two different inputs."""
 
 
-class CaseErrors(Record):
+class CaseErrors(Record, frozen=True, kw_only=True):
     """A candidate's errors on one case."""
 
     case: str
@@ -292,7 +305,7 @@ class CaseErrors(Record):
     """A protocol failure (held result overwritten, not repeatable), or the exception it raised."""
 
 
-class Verified(Record, tag="verified"):
+class Verified(Record, frozen=True, kw_only=True, tag="verified"):
     """Right on every case that could be judged."""
 
     cases: int
@@ -309,7 +322,7 @@ class Verified(Record, tag="verified"):
     """What is worth knowing: closer to float64 than eager, output does not depend on the input, ..."""
 
 
-class Wrong(Record, tag="wrong"):
+class Wrong(Record, frozen=True, kw_only=True, tag="wrong"):
     """Wrong on at least one case."""
 
     reason: Literal[
@@ -339,7 +352,7 @@ class Wrong(Record, tag="wrong"):
     """The bound that it was held to."""
 
 
-class Unverifiable(Record, tag="unverifiable"):
+class Unverifiable(Record, frozen=True, kw_only=True, tag="unverifiable"):
     """No case can tell right from wrong, or a case that matters cannot."""
 
     text: str
@@ -355,7 +368,7 @@ Verdict = Verified | Wrong | Unverifiable | Crashed | TimedOut | Unsupported | N
 # --- what the stages record -----------------------------------------------------------------------
 
 
-class Absent(Record):
+class Absent(Record, frozen=True, kw_only=True):
     """Why an engine cannot be used here."""
 
     engine: str
@@ -366,7 +379,7 @@ class Absent(Record):
     """The command that installs it."""
 
 
-class Capture(Record, tag="capture"):
+class Capture(Record, frozen=True, kw_only=True, tag="capture"):
     """How the model was captured."""
 
     mode: Literal["export", "dynamo"]
@@ -391,7 +404,7 @@ class Capture(Record, tag="capture"):
     """Number of parameters."""
 
 
-class Build(Record, tag="build"):
+class Build(Record, frozen=True, kw_only=True, tag="build"):
     """Build report of one candidate."""
 
     recipe: str
@@ -404,6 +417,8 @@ class Build(Record, tag="build"):
     """Peak resident memory of the process that built it."""
     artifact: str | None
     """Folder of the engine's files inside the run, if the engine writes any."""
+    files: tuple[str, ...] = ()
+    """Files in that folder without which it cannot be loaded, relative to it."""
     recompiles: int | None = None
     """Graphs compiled over the recorded traffic, where the engine compiles lazily."""
     notes: tuple[str, ...] = ()
@@ -412,7 +427,7 @@ class Build(Record, tag="build"):
     """The last lines that the build printed."""
 
 
-class VerdictEntry(Record, tag="verdict"):
+class VerdictEntry(Record, frozen=True, kw_only=True, tag="verdict"):
     """The verdict on one candidate."""
 
     recipe: str
@@ -423,7 +438,7 @@ class VerdictEntry(Record, tag="verdict"):
     """The evidence, case by case."""
 
 
-class MetricResult(Record, tag="metric"):
+class MetricResult(Record, frozen=True, kw_only=True, tag="metric"):
     """The user's metric on the labelled holdout, candidate against eager."""
 
     recipe: str
@@ -444,7 +459,7 @@ class MetricResult(Record, tag="metric"):
     """Labelled examples."""
 
 
-class Samples(Record, tag="samples"):
+class Samples(Record, frozen=True, kw_only=True, tag="samples"):
     """Raw times of one candidate in one interleaved session; never collapsed to one number."""
 
     session: str
@@ -468,7 +483,7 @@ class Samples(Record, tag="samples"):
 Relation = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
 
-class Comparison(Record, tag="comparison"):
+class Comparison(Record, frozen=True, kw_only=True, tag="comparison"):
     """How much faster a candidate is than the baseline of its session."""
 
     session: str
@@ -495,7 +510,7 @@ class Comparison(Record, tag="comparison"):
     """Median seconds a call of what it is compared with."""
 
 
-class LoadResult(Record, tag="load"):
+class LoadResult(Record, frozen=True, kw_only=True, tag="load"):
     """One candidate under open-loop Poisson load at one rate."""
 
     recipe: str
@@ -522,7 +537,7 @@ class LoadResult(Record, tag="load"):
     """Calls after which the extra build time is earned back; None if never."""
 
 
-class Reason(Record):
+class Reason(Record, frozen=True, kw_only=True):
     """Why the gate decided as it did."""
 
     code: str
@@ -533,7 +548,7 @@ class Reason(Record):
     """The candidate that it speaks of."""
 
 
-class Decision(Record, tag="decision"):
+class Decision(Record, frozen=True, kw_only=True, tag="decision"):
     """What the gate decided."""
 
     kind: Literal["PROMOTE", "KEEP_BASELINE", "HOLD"]

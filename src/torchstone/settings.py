@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Settings", "load"]
+__all__ = ["Settings", "child_environment", "load"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,3 +29,8 @@ def load() -> Settings:
         threads=int(threads) if threads and threads.isdigit() and int(threads) > 0 else None,
         keep_workers=os.environ.get("TORCHSTONE_KEEP_WORKERS") == "1",
     )
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment for a child process: this one's with ``changes``."""
+    return {**os.environ, **changes}
