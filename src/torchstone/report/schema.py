@@ -1,0 +1,64 @@
+"""The JSON schema of ``report.json``, with every field's docstring as its description.
+
+``python -m torchstone.report.schema > docs/report.schema.json`` writes the committed file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from torchstone import records
+from torchstone.report import collect
+
+__all__ = ["schema", "text"]
+
+_URI = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of :class:`~torchstone.report.collect.Report`."""
+    made = msgspec.json.schema(collect.Report, schema_hook=_anything)
+    documents = {**_docstrings(records), **_docstrings(collect)}
+    for name, definition in made["$defs"].items():
+        for field, described in definition.get("properties", {}).items():
+            if (name, field) in documents:
+                described["description"] = documents[name, field]
+    return {"$schema": _URI, "title": "Torchstone report", **made}
+
+
+def text() -> str:
+    """The schema as the committed file holds it."""
+    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
+
+
+def _anything(kind: type) -> dict[str, Any]:
+    if kind is object:
+        return {"type": ["array", "boolean", "null", "number", "object", "string"]}
+    raise NotImplementedError
+
+
+def _docstrings(module: ModuleType) -> dict[tuple[str, str], str]:
+    """(class, field) -> the string under the field, white space folded."""
+    found = {}
+    tree = ast.parse(inspect.getsource(module))
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for field, below in zip(cls.body, cls.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[cls.name, field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
