@@ -47,6 +47,7 @@ __all__ = [
     "Verified",
     "WorkloadSpec",
     "Wrong",
+    "factor_and_dim",
 ]
 
 
@@ -78,11 +79,17 @@ class TensorSpec(Record, frozen=True, kw_only=True, tag="tensor"):
     dtype: str
     """The torch dtype without its prefix: ``"float32"``."""
     shape: tuple[int | str, ...]
-    """Fixed sizes and names of dims."""
+    """Fixed sizes, names of dims, and multiples of them (``"5*b"``); see :func:`factor_and_dim`."""
     low: float | None = None
     """Smallest value that the model must take, if stated or, for integers, as seen in the example."""
     high: float | None = None
     """Largest value, likewise."""
+
+
+def factor_and_dim(size: str) -> tuple[int, str]:
+    """What a named size stands for: ``"b"`` is (1, "b"), ``"5*b"`` is (5, "b")."""
+    factor, _, name = size.rpartition("*")
+    return (int(factor) if factor else 1), name.strip()
 
 
 class ScalarSpec(Record, frozen=True, kw_only=True, tag="scalar"):
