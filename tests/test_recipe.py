@@ -31,6 +31,7 @@ recipes = st.one_of(
     st.builds(Recipe, st.builds(Inductor, booleans, booleans, booleans), numerics),
     st.builds(Recipe, st.builds(AOTInductor, booleans, booleans), numerics),
     st.builds(Recipe, st.just(Eager()), numerics),
+    st.just(recipe.fallback()),
     st.builds(Recipe, st.builds(OpenVINO, st.sampled_from(["f32", "bf16", "f16", "auto"]))),
     st.builds(Recipe, st.builds(Custom, names)),
     st.just(Recipe(OnnxRuntime())),
@@ -71,6 +72,7 @@ def test_space_and_order_do_not_matter(made: Recipe, data: st.DataObject) -> Non
         ("eager + quantize(pt2e_static)", "simulation"),
         ("inductor(module) + quantize(pt2e_static)", "captured program"),
         ("onnxruntime(x)", "unknown option 'x'"),
+        ("eager(program) + precision(bf16)", "own precision"),
     ],
 )
 def test_what_does_not_parse_says_why(text: str, says: str) -> None:
@@ -90,6 +92,7 @@ def test_default_recipes_start_with_the_baseline_and_are_canonical() -> None:
     ("text", "numerics"),
     [
         ("eager", Numerics.EXACT),
+        ("eager(program)", Numerics.REASSOCIATES),
         ("inductor(freezing)", Numerics.REASSOCIATES),
         ("openvino", Numerics.REASSOCIATES),
         ("openvino(auto)", Numerics.LOSSY),

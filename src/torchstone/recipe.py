@@ -36,6 +36,7 @@ __all__ = [
     "Recipe",
     "baseline",
     "default_recipes",
+    "fallback",
     "parse",
 ]
 
@@ -53,6 +54,9 @@ class Numerics(Enum):
 
 class Eager(msgspec.Struct, frozen=True, tag="eager"):
     """PyTorch as the user runs it: the baseline."""
+
+    program: bool = False
+    """Run the exported program rather than the user's module: what a bundle falls back on."""
 
 
 class Inductor(msgspec.Struct, frozen=True, tag="inductor"):
@@ -141,7 +145,7 @@ class Recipe(msgspec.Struct, frozen=True):
             return Numerics.LOSSY
         if isinstance(self.engine, OpenVINO) and self.engine.hint != "f32":
             return Numerics.LOSSY
-        if isinstance(self.engine, Eager):
+        if self == baseline():
             return Numerics.EXACT
         return Numerics.REASSOCIATES
 
@@ -149,6 +153,11 @@ class Recipe(msgspec.Struct, frozen=True):
 def baseline() -> Recipe:
     """The recipe that every other is compared with, and that is always among the candidates."""
     return Recipe(Eager())
+
+
+def fallback() -> Recipe:
+    """What a bundle falls back on; always among the candidates, so that the fallback is a proven one."""
+    return Recipe(Eager(program=True))
 
 
 def default_recipes() -> tuple[Recipe, ...]:
@@ -160,6 +169,7 @@ def default_recipes() -> tuple[Recipe, ...]:
         parse(text)
         for text in (
             "eager",
+            "eager(program)",
             "openvino",
             "onnxruntime",
             "aotinductor",
@@ -201,6 +211,11 @@ def _refuse_nonsense(recipe: Recipe, text: str) -> None:
             f"recipe {text!r}: engine {_step_text(recipe.engine)} takes no precision step",
             hint="openvino has its own option, openvino(bf16); precision and quantize go with "
             "eager, inductor and aotinductor",
+        )
+    if recipe.numeric is not None and recipe.engine == Eager(program=True):
+        raise RecipeError(
+            f"recipe {text!r}: the exported program runs in its own precision",
+            hint="leave out 'program' to convert the module",
         )
     if isinstance(recipe.numeric, Quantize) and recipe.numeric.scheme.startswith("pt2e"):
         if isinstance(recipe.engine, Eager):

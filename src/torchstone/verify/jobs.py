@@ -94,7 +94,8 @@ def candidate(state: State, case: Case, path: str) -> None:
 
     def change() -> Call:
         # An exported program has no module to change: it can only answer as before, which is the point.
-        return _disturbed(state, state["module"], call) if "module" in state else call
+        module = state.get("module")  # None: the candidate has no module that could change
+        return call if module is None else _disturbed(state, module, call)
 
     driven = drive(call, case, inputs, other=other, change=change)
     state["verify.outputs"] = driven.outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,7 +101,11 @@ class Workload:
 
         :raises WorkloadError: where the function raises, or an input is neither tensor nor number.
         """
-        return self.arguments(self._raw_inputs(), self.inputs)
+        import torch
+
+        made = self.arguments(self._raw_inputs(), self.inputs)
+        # Copies: a model may write to its inputs, and the function may give the same tensors each time.
+        return tuple(x.detach().clone() if isinstance(x, torch.Tensor) else x for x in made)
 
     def arguments(self, raw: Any, source: Callable[..., Any]) -> tuple[Any, ...]:
         """Inputs in any form that users may give them (see ``inputs``), checked, by position.
@@ -244,6 +249,16 @@ class Workload:
                     )
                     known = [*arrival.sizes, *scalars]
                     self._refuse(Problem(("workload", "traffic"), what, did_you_mean(name, known)))
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Draw alike in every process: the model of random weights that is judged is the one that is built."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def _static_problem(workload: Workload) -> Problem | None:

@@ -1,0 +1,78 @@
+"""Number formats: what a recipe's precision step makes of a module or of a program. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchstone import env
+from torchstone.recipe import Numeric, Precision, Quantize
+from torchstone.records import Absent, Unsupported
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch import nn
+    from torch.export import ExportedProgram
+
+    from torchstone.workload import Workload
+
+__all__ = ["needs_program", "probe", "program", "transform"]
+
+
+def needs_program(numeric: Numeric | None) -> bool:
+    """Whether the format is applied to the captured graph and not to the module."""
+    return isinstance(numeric, Quantize) and numeric.scheme.startswith("pt2e")
+
+
+def probe(numeric: Numeric, engine: str) -> Absent | None:
+    """Why a number format cannot be used here."""
+    if isinstance(numeric, Precision):
+        return None
+    return env.missing_package(engine, "torchao", "quant", (0, 14))
+
+
+def transform(module: nn.Module, numeric: Numeric, example: tuple[Any, ...]) -> nn.Module:
+    """A converted copy of ``module``; the module itself is left as it is.
+
+    :param numeric: a step for which :func:`needs_program` is false.
+    :param example: positional inputs, to see the dtypes of the outputs with.
+    """
+    from torchstone.quantize import int8, precision
+
+    if isinstance(numeric, Precision):
+        return precision.convert(module, numeric.format, example)
+    return int8.quantize(module, numeric.scheme)
+
+
+def program(
+    path: Path, numeric: Numeric | None, workload: Workload | None
+) -> ExportedProgram | Unsupported:
+    """The captured program, or that of the converted module.
+
+    :param path: the captured program.
+    :param workload: None where there is only a bundle, which cannot convert.
+    """
+    from torchstone import compat
+    from torchstone.capture import export
+    from torchstone.capture import program as programs
+
+    captured = programs.load(path)
+    if numeric is None:
+        return captured
+    if workload is None:
+        return Unsupported(text=f"{numeric} converts the user's module, which no bundle carries")
+    if needs_program(numeric):
+        from torchstone.quantize import pt2e
+
+        assert isinstance(numeric, Quantize)
+        converted = pt2e.quantize(captured, workload, dynamic=numeric.scheme == "pt2e_dynamic")
+    else:
+        converted = transform(workload.module(), numeric, workload.example())
+    exported = export.export(workload, converted)
+    if isinstance(exported, export.Refused):
+        return Unsupported(text=f"the converted model cannot be exported: {exported.reason}")
+    try:
+        return programs.reloaded(exported)
+    except compat.CAPTURE_ERRORS as error:
+        return Unsupported(text=f"the converted program cannot be stored: {export.one_line(error)}")

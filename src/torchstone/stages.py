@@ -1,0 +1,403 @@
+"""The stages of a run. Each asks the run's store first, and appends what it finds.
+
+:mod:`torchstone.pipeline` knows their order; nothing here does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from torchstone.bench import cost, sample, stats
+from torchstone.bench import load as open_load
+from torchstone.bench.clock import MonotonicClock
+from torchstone.candidate import Candidate, Context, failed, slug
+from torchstone.records import (
+    Arrival,
+    Build,
+    Capture,
+    CaseErrors,
+    Comparison,
+    Failure,
+    LoadResult,
+    MetricResult,
+    ReferenceErrors,
+    VerdictEntry,
+    Verified,
+)
+from torchstone.verify import inputs as verify_inputs
+from torchstone.verify import run as verify_run
+from torchstone.worker import Worker
+
+__all__ = ["Judge", "Timing", "capture", "record_verdict", "settle"]
+
+_REQUESTS_A_PASS = 8
+_FEWEST_REQUESTS = 4  # a pass of one call has too little power to show a small gain
+_SCREEN_SHARE = 0.5  # of the benchmark's time; the finalists' session has the rest
+_SCREEN_ROUNDS = 8
+
+
+def capture(context: Context) -> Capture:
+    """Capture the model as one graph, or say why it cannot be.
+
+    :raises WorkloadError: where the user's factory or inputs fail.
+    """
+    known = context.recall("capture", Capture)
+    if known is not None:
+        return known
+    context.progress.stage("capture", 1, context.policy.build_s)
+    context.progress.step("exporting the model")
+    with context.start("capture") as worker:
+        result = worker.call(
+            "torchstone.capture.jobs:capture",
+            stage="capture",
+            limit_s=context.policy.build_s,
+            path=str(context.program),
+        )
+    if not isinstance(result, Capture):  # export itself may crash; eager may still be served
+        why = getattr(result, "text", None) or f"no answer within {context.policy.build_s:g} s"
+        result = Capture(mode="dynamo", program=None, seconds=0.0, graphs=0, refused=f"export failed: {why}")
+    context.record("capture", result, (context.program,) if result.mode == "export" else ())
+    context.progress.advance()
+    context.progress.note(f"captured   {_captured(result)}")
+    return result
+
+
+def _captured(result: Capture) -> str:
+    if result.mode == "export":
+        return f"one graph of {result.nodes} operations by torch.export, {result.seconds:.1f} s"
+    return f"regions only, since export refused: {result.refused}"
+
+
+class Judge:
+    """Owns the worker that knows the truth: the user's model in float64, and eager beside it."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.references: tuple[ReferenceErrors, ...] = ()
+        self._directory = context.store.files / "references"
+        self._worker: Worker | None = None
+
+    def measure(self) -> None:
+        """Run every case through the model in float64 and as it is, unless that is known."""
+        if self.references:
+            return
+        self._directory.mkdir(exist_ok=True)
+        cases = verify_inputs.cases(self.context.spec, self.context.seed)
+        self.context.progress.stage("reference", len(cases), None)
+        found = []
+        for case in cases:
+            key = f"reference/{case.name}"
+            known = self.context.recall(key, ReferenceErrors)
+            if known is None:
+                self.context.progress.step(f"float64 and eager on {case.name}")
+                (known,) = verify_run.references(self, [case], self._directory, self.context.policy.call_s)
+                self.context.record(key, known, tuple(self._directory.glob(f"{case.name}.*")))
+            found.append(known)
+            self.context.progress.advance()
+        self.references = tuple(found)
+
+    def verify(self, candidate: Candidate) -> VerdictEntry:
+        """Judge a candidate on every case."""
+        self.measure()
+        desk = verify_run.Desk(
+            candidate=candidate,
+            reference=self,
+            references=self._directory,
+            results=self.context.store.work / slug(candidate.text),
+        )
+        return verify_run.verify(candidate.recipe, desk, self.references, self.context.policy)
+
+    def metric(self, candidate: Candidate, baseline: Path) -> MetricResult | Failure:
+        """The user's metric on the holdout, candidate against the baseline's predictions."""
+        mine = self.predictions(candidate)
+        if not isinstance(mine, Path):
+            return mine
+        result: MetricResult | Failure = self.call(
+            "torchstone.verify.jobs:metric",
+            stage="metric",
+            limit_s=self.context.policy.build_s,
+            recipe=candidate.text,
+            candidate=str(mine),
+            baseline=str(baseline),
+            seed=self.context.seed,
+        )
+        return result
+
+    def predictions(self, candidate: Candidate) -> Path | Failure:
+        """Have a candidate predict the holdout; kept in the run's scratch."""
+        path = self.context.store.work / f"holdout-{slug(candidate.text)}.pt"
+        if path.exists():
+            return path
+        result = candidate.call(
+            "torchstone.verify.jobs:predict",
+            stage="holdout",
+            limit_s=self.context.policy.build_s,
+            path=str(path),
+        )
+        if failed(result):
+            failure: Failure = result
+            return failure
+        return path
+
+    def call(self, target: str, /, *, stage: str, limit_s: float, **kwargs: object) -> Any:
+        """Run a job in the reference worker, started anew if it has died."""
+        with self.context.judge_lock:
+            if self._worker is None or not self._worker.alive:
+                self.close()
+                self._worker = self.context.start("reference")
+            return self._worker.call(target, stage=stage, limit_s=limit_s, **kwargs)
+
+    def close(self) -> None:
+        """Free the worker."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candidate) -> None:
+    """Build a candidate and judge it, then its metric; what is known already is not done again."""
+    known = context.recall(f"verdict/{candidate.text}", VerdictEntry)
+    if known is not None:
+        candidate.verdict = known.verdict
+    else:
+        context.step(f"building {candidate.text}")
+        failure = candidate.prepare()
+        if failure is None:
+            context.step(f"verifying {candidate.text}")
+            entry = judge.verify(candidate)
+            candidate.verdict = entry.verdict
+            record_verdict(context, candidate, entry.cases)
+        else:
+            candidate.verdict = failure
+            record_verdict(context, candidate, ())
+    if isinstance(candidate.verdict, Verified) and context.spec.metric is not None:
+        _metric(context, judge, candidate, baseline)
+    if not isinstance(candidate.verdict, Verified) or _memory_is_short():
+        candidate.close()
+    context.advance()
+
+
+def record_verdict(context: Context, candidate: Candidate, cases: tuple[CaseErrors, ...]) -> None:
+    """Append a candidate's verdict and tell the watcher."""
+    assert candidate.verdict is not None
+    entry = VerdictEntry(recipe=candidate.text, verdict=candidate.verdict, cases=cases)
+    context.record(f"verdict/{candidate.text}", entry)
+    verdict = candidate.verdict
+    if isinstance(verdict, Verified):
+        said = f"error {verdict.relative:.1e}, allowed {verdict.bound:.1e}, {verdict.cases} cases"
+    else:
+        said = getattr(verdict, "text", "") or f"no answer within {getattr(verdict, 'limit_s', 0):g} s"
+    kind = str(verdict.__struct_config__.tag).replace("_", " ")
+    context.note(f"{kind:<12} {candidate.text}: {said}")
+
+
+def _metric(context: Context, judge: Judge, candidate: Candidate, baseline: Candidate) -> None:
+    key = f"metric/{candidate.text}"
+    if context.recall(key, MetricResult) is not None:
+        return
+    context.step(f"{context.spec.metric} of {candidate.text}")
+    base = judge.predictions(baseline)
+    result = judge.metric(candidate, base) if isinstance(base, Path) else base
+    if isinstance(result, MetricResult):
+        context.record(key, result)
+    else:  # no data is not a pass: the gate holds what has no metric
+        context.note(f"no metric for {candidate.text}: {getattr(result, 'text', 'timed out')}")
+
+
+def _memory_is_short() -> bool:
+    memory = psutil.virtual_memory()
+    return bool(memory.available < memory.total * 0.35)
+
+
+class Timing:
+    """The timed stages: a short session for each candidate, then one for all finalists, then load.
+
+    Only one process computes at a time; the caller holds the machine's timing lock.
+    """
+
+    def __init__(self, context: Context, baseline: Candidate) -> None:
+        self.context = context
+        self.baseline = baseline
+        self.again = Candidate(
+            context, baseline.recipe, exported=baseline.exported, copy=f"-{sample.BASELINE_AGAIN}"
+        )
+        self._requests = typical(context.spec.traffic, _REQUESTS_A_PASS)
+
+    def screen(self, verified: Sequence[Candidate]) -> dict[str, Comparison]:
+        """Each candidate beside the baseline, briefly, to choose the finalists."""
+        budget_s = self.context.policy.bench_s * _SCREEN_SHARE / max(1, len(verified))
+        self.context.progress.stage("screen", len(verified), budget_s * len(verified))
+        found: dict[str, Comparison] = {}
+        for candidate in verified:
+            key = f"comparison/screen/{candidate.text}"
+            known = self.context.recall(key, Comparison)
+            if known is None:
+                self.context.progress.step(f"timing {candidate.text} against {self.baseline.text}")
+                rounds = min(_SCREEN_ROUNDS, self.context.policy.rounds)
+                session = self._session(f"screen/{candidate.text}", [candidate], rounds, budget_s)
+                known = next(iter(stats.compare_all(session, family=len(verified))), None)
+                if known is not None:
+                    self.context.record(key, known)
+            if known is not None:
+                found[candidate.text] = known
+            self.context.progress.advance()
+        return found
+
+    def finalists(self, verified: Sequence[Candidate], screened: dict[str, Comparison]) -> list[Candidate]:
+        """The quickest of the screen; the others' workers are freed."""
+        order = sorted(
+            (c for c in verified if c.text in screened), key=lambda c: -screened[c.text].ratio
+        )[: self.context.policy.finalists]
+        for candidate in verified:
+            if candidate not in order:
+                candidate.close()
+        return order
+
+    def final(self, finalists: Sequence[Candidate]) -> tuple[Comparison, ...]:
+        """All finalists and the baseline in one interleaved session: what the gate goes by."""
+        keys = {c.text: f"comparison/final/{c.text}" for c in finalists}
+        known = [self.context.recall(key, Comparison) for key in keys.values()]
+        if finalists and not any(known):
+            policy = self.context.policy
+            budget_s = policy.bench_s * (1 - _SCREEN_SHARE)
+            self.context.progress.stage("final", policy.rounds, budget_s)
+            self.context.progress.step(f"interleaving {', '.join(c.text for c in finalists)}")
+            session = self._session("final", finalists, policy.rounds, budget_s, self._on_round())
+            for comparison in stats.compare_all(session):
+                self.context.record(keys[comparison.recipe], comparison)
+                self.context.progress.note(
+                    f"{comparison.relation.lower():<12} {comparison.recipe}: {comparison.ratio:.3f}x "
+                    f"[{comparison.low:.3f}, {comparison.high:.3f}], noise {comparison.noise:.3f}"
+                )
+        return tuple(c for key in keys.values() if (c := self.context.recall(key, Comparison)) is not None)
+
+    def load(self, finalists: Sequence[Candidate], comparisons: Sequence[Comparison]) -> None:
+        """Open-loop Poisson load at the policy's rates, on the baseline and each finalist."""
+        policy = self.context.policy
+        if policy.load_s == 0 or not comparisons:
+            return
+        baseline_s = comparisons[0].against_s
+        seconds_a_call = {self.baseline.text: baseline_s} | {c.recipe: c.candidate_s for c in comparisons}
+        tested = [self.baseline, *(c for c in finalists if c.text in seconds_a_call)]
+        steps = len(tested) * len(policy.load_rates)
+        self.context.progress.stage("load", steps, steps * policy.load_s)
+        for candidate in tested:
+            for share in policy.load_rates:
+                key = f"load/{share:g}/{candidate.text}"
+                if self.context.recall(key, LoadResult) is None:
+                    rate = share * cost.capacity(baseline_s)
+                    self.context.progress.step(f"{candidate.text} at {rate:.3g} requests/s")
+                    result = self._load(candidate, rate)
+                    if result is not None:
+                        self.context.record(key, self._priced(result, candidate, seconds_a_call))
+                self.context.progress.advance()
+
+    def close(self) -> None:
+        """Free the control's worker."""
+        self.again.close()
+
+    def __enter__(self) -> Timing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _session(
+        self,
+        name: str,
+        candidates: Sequence[Candidate],
+        rounds: int,
+        budget_s: float,
+        on_round: Callable[[int, int], None] | None = None,
+    ) -> tuple[Any, ...]:
+        plan = sample.Plan(
+            session=f"{name}/{secrets.token_hex(3)}",  # one that was cut short is never mixed with another
+            baseline=self.baseline.text,
+            sizes=tuple(r.sizes for r in self._requests),
+            rounds=rounds,
+            budget_s=budget_s,
+            seed=self.context.seed,
+        )
+        runners = {self.baseline.text: self._runner(self.baseline)}
+        runners[sample.BASELINE_AGAIN] = self._runner(self.again)
+        runners |= {c.text: self._runner(c) for c in candidates}
+        session = sample.interleave(runners, plan, MonotonicClock(), on_round)
+        for samples in session.samples:
+            self.context.record(f"samples/{name}/{samples.label}/{samples.recipe}", samples)
+        for label, failure in session.failures.items():
+            self.context.note(f"not timed    {label}: {getattr(failure, 'text', 'no answer')}")
+        return session.samples
+
+    def _runner(self, candidate: Candidate) -> sample.Runner:
+        requests = [msgspec.to_builtins(r) for r in self._requests]
+
+        def run() -> tuple[float, ...] | Failure:
+            result: tuple[float, ...] | Failure = candidate.call(
+                "torchstone.bench.jobs:round",
+                stage="bench",
+                limit_s=self.context.policy.call_s * len(requests),
+                requests=requests,
+                seed=self.context.seed,
+            )
+            return result
+
+        return run
+
+    def _load(self, candidate: Candidate, rate: float) -> LoadResult | None:
+        policy = self.context.policy
+        served = candidate.call(
+            "torchstone.bench.jobs:load",
+            stage="load",
+            limit_s=policy.load_s * 2 + policy.call_s * 2,
+            rate=rate,
+            seconds=policy.load_s,
+            requests=[msgspec.to_builtins(r) for r in self.context.spec.traffic],
+            seed=self.context.seed,
+        )
+        if not isinstance(served, open_load.Served):
+            self.context.note(f"no load      {candidate.text}: {getattr(served, 'text', 'no answer')}")
+            return None
+        return open_load.summarize(candidate.text, rate, served, policy.slo_s or policy.p99_s)
+
+    def _priced(
+        self, result: LoadResult, candidate: Candidate, seconds_a_call: dict[str, float]
+    ) -> LoadResult:
+        mine, base = seconds_a_call[candidate.text], seconds_a_call[self.baseline.text]
+        price = self.context.policy.dollars_per_hour
+        builds = [self.context.recall(f"build/{c.text}", Build) for c in (candidate, self.baseline)]
+        spent = [b.seconds + b.first_call_s for b in builds if b is not None]
+        extra = spent[0] - spent[1] if len(spent) == len(builds) else None
+        return msgspec.structs.replace(
+            result,
+            cost_per_million=None if price is None else cost.dollars_per_million(price, mine),
+            break_even_calls=None if extra is None else cost.break_even_calls(extra, base - mine),
+        )
+
+    def _on_round(self) -> Callable[[int, int], None]:
+        return lambda done, total: self.context.progress.advance()
+
+
+def typical(traffic: Sequence[Arrival], count: int) -> tuple[Arrival, ...]:
+    """``count`` requests that stand for the traffic: evenly spaced by size, so its mix is kept."""
+
+    def volume(arrival: Arrival) -> float:
+        product = 1.0
+        for size in arrival.sizes.values():
+            product *= size
+        return product
+
+    ordered = sorted(traffic, key=volume)
+    count = max(_FEWEST_REQUESTS, min(count, len(ordered)))
+    return tuple(ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count))
