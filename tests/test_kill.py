@@ -1,4 +1,4 @@
-"""kill -9 of the main process, again and again: nothing is lost, repeated, changed, or promoted wrongly."""
+"""kill -9 of the main process, again and again: nothing is lost, repeated or promoted wrongly."""
 
 from __future__ import annotations
 

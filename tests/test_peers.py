@@ -57,7 +57,7 @@ def wrong(run: torchstone.Run, recipe: str, *reasons: str) -> Wrong:
     assert verdict.reason in reasons, verdict
     assert run.decision is not None
     assert run.decision.kind == "KEEP_BASELINE"
-    assert run.decision.recipe == "eager"
+    assert run.decision.recipe == "eager"  # the fallback was the only other, and is never promoted
     assert any(r.code == "WRONG" and r.recipe == recipe for r in run.decision.reasons)
     return verdict
 
@@ -302,5 +302,3 @@ def test_18_what_no_reference_can_tell(optimize: Callable[..., torchstone.Run]) 
     assert isinstance(verdict, Unverifiable), verdict
     assert run.decision is not None
     assert run.decision.recipe == "eager"
-
-

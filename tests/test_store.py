@@ -31,9 +31,7 @@ def header(name: str = "mini") -> RunHeader:
 
 
 def build(seconds: float = 1.0) -> Build:
-    return Build(
-        recipe="eager", seconds=seconds, first_call_s=0.1, peak_memory_bytes=1, artifact=None
-    )
+    return Build(recipe="eager", seconds=seconds, first_call_s=0.1, peak_memory_bytes=1, artifact=None)
 
 
 def test_what_was_put_is_there_for_another_reader(tmp_path: Path) -> None:

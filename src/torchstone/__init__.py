@@ -13,11 +13,11 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchstone.bundle import load as load
+    from torchstone.bundle.load import load as load
     from torchstone.policy import Policy as Policy
     from torchstone.recipe import Recipe as Recipe
     from torchstone.run import Run as Run
@@ -40,7 +40,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'torchstone' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value  # so that this is asked once
     return value
 

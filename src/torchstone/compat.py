@@ -13,19 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch._dynamo  # before torch._inductor: pytorch#154463
-import torch._inductor.exc
-from torch._dynamo.exc import TorchDynamoException
-from torch._export.serde.serialize import SerializeError
-from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 __all__ = [
-    "CAPTURE_ERRORS",
-    "COMPILE_ERRORS",
     "PackageLoader",
     "cache_in",
+    "capture_errors",
+    "compile_errors",
     "compile_program",
     "explain",
     "flat_module",
@@ -37,32 +31,50 @@ __all__ = [
     "size_range",
 ]
 
-CAPTURE_ERRORS: tuple[type[Exception], ...] = (
-    TorchDynamoException,  # Unsupported, UserError (constraints violated), internal errors
-    GuardOnDataDependentSymNode,  # a branch on a tensor's value
-    ConstraintViolationError,
-    SpecViolationError,  # the traced graph is not a valid program
-    SerializeError,  # torch.export.save of something that has no stored form
-    # The tracer runs the user's code on fake tensors, where what is right in eager can fail like this:
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    AssertionError,
-    NotImplementedError,
-)
-"""What torch raises when it cannot capture a model. Not ``Exception``: an interrupt, an exit, a lack of
-memory and an error in our own imports are no refusals."""
 
-COMPILE_ERRORS: tuple[type[Exception], ...] = (
-    TorchDynamoException,  # InductorError and BackendCompilerFailed are of this family
-    GuardOnDataDependentSymNode,
-    torch._inductor.exc.CppCompileError,
-    SpecViolationError,
-)
-"""What Inductor raises when it refuses a graph."""
+def capture_errors() -> tuple[type[Exception], ...]:
+    """What torch raises when it cannot capture a model.
+
+    Not ``Exception``: an interrupt, an exit, a lack of memory and an error in our own imports are no
+    refusals. A function, since Dynamo takes seconds to import, which a bundle that only loads compiled
+    code need not wait for.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._export.serde.serialize import SerializeError
+    from torch._export.verifier import SpecViolationError
+    from torch.fx.experimental import symbolic_shapes
+
+    return (
+        TorchDynamoException,  # Unsupported, UserError (constraints violated), internal errors
+        symbolic_shapes.GuardOnDataDependentSymNode,  # a branch on a tensor's value
+        symbolic_shapes.ConstraintViolationError,
+        SpecViolationError,  # the traced graph is not a valid program
+        SerializeError,  # torch.export.save of something that has no stored form
+        # The tracer runs the user's code on fake tensors, where what is right in eager may fail so:
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        AssertionError,
+        NotImplementedError,
+    )
+
+
+def compile_errors() -> tuple[type[Exception], ...]:
+    """What Inductor raises when it refuses a graph."""
+    from torch._dynamo.exc import TorchDynamoException  # before torch._inductor: pytorch#154463
+    from torch._export.verifier import SpecViolationError
+    from torch._inductor.exc import CppCompileError
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return (
+        TorchDynamoException,  # InductorError and BackendCompilerFailed are of this family
+        GuardOnDataDependentSymNode,
+        CppCompileError,
+        SpecViolationError,
+    )
 
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # the compiler has no other way to be told
@@ -108,6 +120,9 @@ def compile_program(program: ExportedProgram, options: dict[str, Any]) -> Any:
 
     :returns: ``f(*tensors) -> sequence of computed outputs``.
     """
+    import torch._dynamo  # before torch._inductor: pytorch#154463
+    import torch._inductor
+
     module = flat_module(program)
     fakes = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     with torch.no_grad(), torch._inductor.config.patch(options):
@@ -117,6 +132,9 @@ def compile_program(program: ExportedProgram, options: dict[str, Any]) -> Any:
 
 def package(program: ExportedProgram, path: Path, options: dict[str, Any]) -> None:
     """Compile a program ahead of time into the package ``path`` (``.pt2``)."""
+    import torch._dynamo  # before torch._inductor: pytorch#154463
+    import torch._inductor
+
     with torch.no_grad():
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path), inductor_configs=options
@@ -153,6 +171,9 @@ def keep_compiling_in(directory: Path, *, freezing: bool) -> None:
 
     Dynamo reads ``freezing`` from the global configuration and not from the options it is given.
     """
+    import torch._dynamo  # before torch._inductor: pytorch#154463
+    import torch._inductor.config
+
     directory.mkdir(parents=True, exist_ok=True)
     os.environ[_CACHE_VARIABLE] = str(directory.resolve())
     torch._inductor.config.freezing = freezing
@@ -160,16 +181,22 @@ def keep_compiling_in(directory: Path, *, freezing: bool) -> None:
 
 def graphs_compiled() -> int:
     """Graphs that Dynamo has compiled in this process so far."""
+    import torch._dynamo
+
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def recompile_limit() -> int:
     """Graphs of one function after which ``torch.compile`` runs it eagerly."""
+    import torch._dynamo
+
     return int(torch._dynamo.config.recompile_limit)
 
 
 def explain(module: torch.nn.Module, args: Sequence[Any]) -> tuple[int, int, tuple[str, ...]]:
     """Capture regions with Dynamo: graphs, operations in them, and each break with its source line."""
+    import torch._dynamo
+
     torch._dynamo.reset()
     found = torch._dynamo.explain(module)(*args)
     torch._dynamo.reset()

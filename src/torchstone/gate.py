@@ -66,7 +66,7 @@ CODES = MappingProxyType(
         "CRASHED": "It crashed.",
         "TIMED_OUT": "It did not answer in time.",
         "UNSUPPORTED": "Its engine is absent or refuses the model.",
-        "NOT_TRIED": "The search time was spent before its turn.",
+        "NOT_TRIED": "It was not judged: no search time was left, or a first look showed it far slower.",
         "NOT_MEASURED": "There is no usable comparison with the baseline.",
         "SLOWER": "It is slower than the baseline.",
         "SAME_SPEED": "It is as fast as the baseline, within the noise.",
@@ -116,13 +116,17 @@ class Evidence(Record, frozen=True, kw_only=True):
 
 
 def evidence_of(header: RunHeader, entries: Sequence[Entry]) -> Evidence:
-    """The evidence that a run holds."""
+    """The evidence that a run holds.
+
+    The fallback is left out: it is there to be proven, and to ship where eager is kept.
+    """
+    fallback = str(recipes.fallback())
     return Evidence(
         baseline=header.recipes[0],
-        recipes=header.recipes[1:],
+        recipes=tuple(r for r in header.recipes[1:] if r != fallback),
         metric=header.workload.metric,
-        verdicts=tuple(e for e in entries if isinstance(e, VerdictEntry)),
-        comparisons=tuple(e for e in entries if isinstance(e, Comparison)),
+        verdicts=tuple(e for e in entries if isinstance(e, VerdictEntry) and e.recipe != fallback),
+        comparisons=tuple(e for e in entries if isinstance(e, Comparison) and e.recipe != fallback),
         loads=tuple(e for e in entries if isinstance(e, LoadResult)),
         builds=tuple(e for e in entries if isinstance(e, Build)),
         metrics=tuple(e for e in entries if isinstance(e, MetricResult)),

@@ -15,7 +15,7 @@ from typing import Literal
 from torchstone import gate, stages, store
 from torchstone.candidate import Candidate, Context
 from torchstone.errors import WorkloadError
-from torchstone.recipe import Recipe
+from torchstone.recipe import Recipe, fallback
 from torchstone.records import Crashed, Decision, NotTried, TimedOut, Verified
 
 __all__ = ["Stage", "run"]
@@ -47,12 +47,15 @@ def run(context: Context, recipes: tuple[Recipe, ...], until: Stage) -> Decision
         verified = [c for c in others if isinstance(c.verdict, Verified)]
         with store.exclusive(context.store.path.parent.parent / "timing.lock"):
             timing = stack.enter_context(stages.Timing(context, baseline))
-            finalists = timing.finalists(verified, timing.screen(verified))
+            screened = timing.screen(verified)  # the fallback too: it is what ships where eager is kept
+            finalists = timing.finalists([c for c in verified if c.recipe != fallback()], screened)
             comparisons = timing.final(finalists)
             if until == "bench":
                 return None
             timing.load(finalists, comparisons)
-        decision = gate.decide(gate.evidence_of(context.store.header, context.store.entries), context.policy)
+        decision = gate.decide(
+            gate.evidence_of(context.store.header, context.store.entries), context.policy
+        )
         context.record("decision", decision)
         return decision
 
@@ -64,7 +67,7 @@ def _build_and_verify(
     stages.settle(context, judge, baseline, baseline)
     if isinstance(baseline.verdict, Crashed | TimedOut):
         raise WorkloadError(
-            f"the model itself fails: {getattr(baseline.verdict, 'text', 'it does not answer in time')}",
+            f"the model itself fails: {getattr(baseline.verdict, 'text', 'no answer')}",
             where=context.store.header.origin,
             hint=f"its log is in {context.store.work}",
         )

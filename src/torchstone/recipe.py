@@ -101,7 +101,7 @@ class Precision(msgspec.Struct, frozen=True, tag="precision"):
     """A floating-point format for weights and arithmetic."""
 
     format: Literal["bf16", "bf16_autocast", "fp16"]
-    """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights, autocast."""
+    """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights."""
 
 
 class Quantize(msgspec.Struct, frozen=True, tag="quantize"):
@@ -173,10 +173,10 @@ def default_recipes() -> tuple[Recipe, ...]:
             "openvino",
             "onnxruntime",
             "aotinductor",
-            "inductor + quantize(pt2e_static)",
             "aotinductor(freezing) + quantize(pt2e_static)",
             "inductor",
             "openvino(auto)",
+            "inductor + quantize(pt2e_static)",
             "inductor(freezing, max_autotune)",
             "aotinductor(freezing) + precision(bf16)",
             "inductor + precision(bf16_autocast)",

@@ -226,7 +226,7 @@ class Unsupported(Record, frozen=True, kw_only=True, tag="unsupported"):
 
 
 class NotTried(Record, frozen=True, kw_only=True, tag="not_tried"):
-    """The search time was spent before this candidate's turn."""
+    """It was not judged: no search time was left, or a first look showed it far slower than eager."""
 
     text: str
     """Why."""
@@ -238,7 +238,7 @@ class OutputErrors(Record, frozen=True, kw_only=True):
     output: str
     """Path of the output in the model's result: ``[0]``, ``.logits``."""
     relative: float | None
-    """Frobenius norm of the error over that of the reference. 0 for two zeros; None where not finite."""
+    """Frobenius norm of the error over the reference's. 0 for two zeros; None where not finite."""
     worst: float | None
     """Largest absolute error of an element, over the larger of that element's magnitude in the reference
     and the reference's root mean square. None as above."""
@@ -247,7 +247,7 @@ class OutputErrors(Record, frozen=True, kw_only=True):
     sqnr_db: float | None = None
     """Signal to quantization-noise ratio, decibels; None where the error is zero or not finite."""
     non_finite: int = 0
-    """Elements that are not finite where the reference is, or the other way round, or of another sign."""
+    """Elements that are not finite where the reference is, the other way round, or of another sign."""
     mismatched: int = 0
     """For integer and boolean outputs: elements that differ."""
     elements: int = 0

@@ -19,14 +19,16 @@ from torchstone import backends, bundle, env, pipeline, settings, store
 from torchstone import recipe as recipes_module
 from torchstone import workload as workload_module
 from torchstone.candidate import Context, Progress, slug
-from torchstone.errors import BundleError, StoreError
+from torchstone.errors import BundleError, StoreError, WorkloadError
 from torchstone.policy import Policy
 from torchstone.recipe import Recipe
 from torchstone.records import (
     Build,
     Capture,
+    Crashed,
     Decision,
     Dim,
+    Environment,
     ReferenceErrors,
     RunHeader,
     VerdictEntry,
@@ -36,7 +38,7 @@ from torchstone.records import (
 from torchstone.report import collect, html
 from torchstone.report.progress import LiveProgress, QuietProgress
 from torchstone.store import RunStore
-from torchstone.worker import Limits
+from torchstone.worker import Limits, Worker
 from torchstone.workload import Workload
 
 if TYPE_CHECKING:
@@ -120,7 +122,9 @@ class Run:
             return f"the model cannot be exported as one graph: {capture.refused}"
         fallback = self.store.get(f"verdict/{recipes_module.fallback()}", VerdictEntry)
         if fallback is None or not isinstance(fallback.verdict, Verified):
-            why = "not judged yet" if fallback is None else getattr(fallback.verdict, "text", "timed out")
+            why = (
+                "not judged yet" if fallback is None else getattr(fallback.verdict, "text", "timed out")
+            )
             return f"the exported program, on which it would fall back, is not proven: {why}"
         if isinstance(self._recipe.engine, recipes_module.Custom):
             return f"{self._recipe} is the user's own Python code, which has no artifact to ship"
@@ -237,9 +241,10 @@ def optimize(
 def execute(request: Request, progress: Progress) -> Run:
     """Start or resume the run that a request asks for, and see it through."""
     workload = request.workload
-    spec = workload.spec()
+    environment = env.environment(settings.load().threads)
+    spec = _spec(workload, environment)
     wanted = request.recipes or workload.recipes or recipes_module.default_recipes()
-    header = _header(request, spec, with_baseline(wanted))
+    header = _header(request, spec, with_baseline(wanted), environment)
     run_store = _resumable(request.home, header) if request.resume else None
     if run_store is None:
         run_store = store.create(request.home, header)
@@ -250,10 +255,7 @@ def execute(request: Request, progress: Progress) -> Run:
         workload=run_store.files / "workload",
         spec=spec,
         policy=workload.policy,
-        limits=Limits(
-            memory_bytes=workload.policy.memory_bytes or header.environment.memory_bytes // 2,
-            threads=header.environment.threads,
-        ),
+        limits=_limits(workload, environment),
         seed=request.seed,
         progress=progress,
     )
@@ -295,13 +297,39 @@ def with_baseline(recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     return tuple(dict.fromkeys((recipes_module.baseline(), recipes_module.fallback(), *recipes)))
 
 
-def _header(request: Request, spec: WorkloadSpec, recipes: tuple[Recipe, ...]) -> RunHeader:
+def _spec(workload: Workload, environment: Environment) -> WorkloadSpec:
+    """The workload's description; of one from files, made where its code cannot harm this process.
+
+    :raises WorkloadError: where its code fails.
+    """
+    if workload.origin is None:
+        return workload.spec()
+    with tempfile.TemporaryDirectory(prefix="torchstone-") as folder:
+        file, limits = Path(folder) / "workload", _limits(workload, environment)
+        workload_module.dump(workload, file)
+        with Worker("spec", directory=Path(folder), workload=file, limits=limits) as worker:
+            result = worker.call("torchstone.stages:spec", stage="spec", limit_s=workload.policy.build_s)
+    if isinstance(result, WorkloadSpec):
+        return result
+    why = result.text if isinstance(result, Crashed) else f"no answer in {workload.policy.build_s:g} s"
+    what = f"the workload's code fails: {why}\n{result.log}"
+    raise WorkloadError(what, where=workload.origin, hint="call its functions by themselves")
+
+
+def _limits(workload: Workload, environment: Environment) -> Limits:
+    half = environment.memory_bytes // 2
+    return Limits(memory_bytes=workload.policy.memory_bytes or half, threads=environment.threads)
+
+
+def _header(
+    request: Request, spec: WorkloadSpec, recipes: tuple[Recipe, ...], environment: Environment
+) -> RunHeader:
     return RunHeader(
         format=store.FORMAT,
         workload=spec,
         policy=msgspec.json.decode(msgspec.json.encode(request.workload.policy)),  # as it is read back
         recipes=tuple(str(r) for r in recipes),
-        environment=env.environment(settings.load().threads),
+        environment=environment,
         seed=request.seed,
         origin=request.workload.origin,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

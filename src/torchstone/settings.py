@@ -16,7 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     home: Path
     """Where runs are kept: ``TORCHSTONE_HOME``, else ``.torchstone`` in the working directory."""
     threads: int | None
-    """Intra-op threads of candidates: ``TORCHSTONE_THREADS``, else ``OMP_NUM_THREADS``, else all cores."""
+    """Intra-op threads: ``TORCHSTONE_THREADS``, else ``OMP_NUM_THREADS``, else all cores."""
     keep_workers: bool
     """``TORCHSTONE_KEEP_WORKERS=1``: leave the working files of workers in place, for debugging."""
 

@@ -17,6 +17,7 @@ from torchstone.bench import cost, sample, stats
 from torchstone.bench import load as open_load
 from torchstone.bench.clock import MonotonicClock
 from torchstone.candidate import Candidate, Context, failed, slug
+from torchstone.recipe import fallback
 from torchstone.records import (
     Arrival,
     Build,
@@ -26,20 +27,29 @@ from torchstone.records import (
     Failure,
     LoadResult,
     MetricResult,
+    NotTried,
     ReferenceErrors,
     VerdictEntry,
     Verified,
+    WorkloadSpec,
 )
 from torchstone.verify import inputs as verify_inputs
 from torchstone.verify import run as verify_run
-from torchstone.worker import Worker
+from torchstone.worker import Worker, workload_of
 
-__all__ = ["Judge", "Timing", "capture", "record_verdict", "settle"]
+__all__ = ["Judge", "Timing", "capture", "record_verdict", "settle", "spec"]
 
 _REQUESTS_A_PASS = 8
 _FEWEST_REQUESTS = 4  # a pass of one call has too little power to show a small gain
+_HOPELESS = 5.0  # times eager's time
+_HOPELESS_S = 0.1  # and at least this: small calls are at the mercy of whatever else runs
 _SCREEN_SHARE = 0.5  # of the benchmark's time; the finalists' session has the rest
 _SCREEN_ROUNDS = 8
+
+
+def spec(state: dict[str, Any]) -> WorkloadSpec:
+    """A job: the description of the worker's workload, which runs the user's code."""
+    return workload_of(state).spec()
 
 
 def capture(context: Context) -> Capture:
@@ -61,7 +71,9 @@ def capture(context: Context) -> Capture:
         )
     if not isinstance(result, Capture):  # export itself may crash; eager may still be served
         why = getattr(result, "text", None) or f"no answer within {context.policy.build_s:g} s"
-        result = Capture(mode="dynamo", program=None, seconds=0.0, graphs=0, refused=f"export failed: {why}")
+        result = Capture(
+            mode="dynamo", program=None, seconds=0.0, graphs=0, refused=f"export failed: {why}"
+        )
     context.record("capture", result, (context.program,) if result.mode == "export" else ())
     context.progress.advance()
     context.progress.note(f"captured   {_captured(result)}")
@@ -96,7 +108,9 @@ class Judge:
             known = self.context.recall(key, ReferenceErrors)
             if known is None:
                 self.context.progress.step(f"float64 and eager on {case.name}")
-                (known,) = verify_run.references(self, [case], self._directory, self.context.policy.call_s)
+                (known,) = verify_run.references(
+                    self, [case], self._directory, self.context.policy.call_s
+                )
                 self.context.record(key, known, tuple(self._directory.glob(f"{case.name}.*")))
             found.append(known)
             self.context.progress.advance()
@@ -175,6 +189,8 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
         context.step(f"building {candidate.text}")
         failure = candidate.prepare()
         if failure is None:
+            failure = _hopeless(context, candidate, baseline)
+        if failure is None:
             context.step(f"verifying {candidate.text}")
             entry = judge.verify(candidate)
             candidate.verdict = entry.verdict
@@ -187,6 +203,40 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
     if not isinstance(candidate.verdict, Verified) or _memory_is_short():
         candidate.close()
     context.advance()
+
+
+def _hopeless(context: Context, candidate: Candidate, baseline: Candidate) -> Failure | None:
+    """Whether a first look shows a candidate so much slower that judging it would waste the search time.
+
+    Generous, since other candidates are being built meanwhile; what fails here is left to verification.
+    """
+    largest = typical(context.spec.traffic, _FEWEST_REQUESTS)[-1:]
+    if candidate is baseline:
+        baseline.first_look_s = _first_look(context, baseline, largest)
+        return None
+    if candidate.recipe == fallback() or baseline.first_look_s is None:
+        return None
+    took = _first_look(context, candidate, largest)
+    if took is None or took < _HOPELESS_S or took < _HOPELESS * baseline.first_look_s:
+        return None
+    times = took / baseline.first_look_s
+    return NotTried(text=f"{times:.0f} times slower than eager at a first look, so it was not judged")
+
+
+def _first_look(context: Context, candidate: Candidate, requests: Sequence[Arrival]) -> float | None:
+    seconds: list[float] = []
+    for _ in range(2):
+        result = candidate.call(
+            "torchstone.bench.jobs:round",
+            stage="first look",
+            limit_s=context.policy.call_s,
+            requests=[msgspec.to_builtins(r) for r in requests],
+            seed=context.seed,
+        )
+        if not isinstance(result, tuple):
+            return None
+        seconds.extend(result)
+    return min(seconds)
 
 
 def record_verdict(context: Context, candidate: Candidate, cases: tuple[CaseErrors, ...]) -> None:
@@ -255,7 +305,9 @@ class Timing:
             self.context.progress.advance()
         return found
 
-    def finalists(self, verified: Sequence[Candidate], screened: dict[str, Comparison]) -> list[Candidate]:
+    def finalists(
+        self, verified: Sequence[Candidate], screened: dict[str, Comparison]
+    ) -> list[Candidate]:
         """The quickest of the screen; the others' workers are freed."""
         order = sorted(
             (c for c in verified if c.text in screened), key=lambda c: -screened[c.text].ratio
@@ -281,7 +333,9 @@ class Timing:
                     f"{comparison.relation.lower():<12} {comparison.recipe}: {comparison.ratio:.3f}x "
                     f"[{comparison.low:.3f}, {comparison.high:.3f}], noise {comparison.noise:.3f}"
                 )
-        return tuple(c for key in keys.values() if (c := self.context.recall(key, Comparison)) is not None)
+        return tuple(
+            c for key in keys.values() if (c := self.context.recall(key, Comparison)) is not None
+        )
 
     def load(self, finalists: Sequence[Candidate], comparisons: Sequence[Comparison]) -> None:
         """Open-loop Poisson load at the policy's rates, on the baseline and each finalist."""
@@ -289,7 +343,9 @@ class Timing:
         if policy.load_s == 0 or not comparisons:
             return
         baseline_s = comparisons[0].against_s
-        seconds_a_call = {self.baseline.text: baseline_s} | {c.recipe: c.candidate_s for c in comparisons}
+        seconds_a_call = {self.baseline.text: baseline_s} | {
+            c.recipe: c.candidate_s for c in comparisons
+        }
         tested = [self.baseline, *(c for c in finalists if c.text in seconds_a_call)]
         steps = len(tested) * len(policy.load_rates)
         self.context.progress.stage("load", steps, steps * policy.load_s)
@@ -323,7 +379,7 @@ class Timing:
         on_round: Callable[[int, int], None] | None = None,
     ) -> tuple[Any, ...]:
         plan = sample.Plan(
-            session=f"{name}/{secrets.token_hex(3)}",  # one that was cut short is never mixed with another
+            session=f"{name}/{secrets.token_hex(3)}",  # never mixed with one that was cut short
             baseline=self.baseline.text,
             sizes=tuple(r.sizes for r in self._requests),
             rounds=rounds,

@@ -96,7 +96,9 @@ class RunStore:
         known = self._load()
         data = msgspec.json.encode(stored)
         number = self._next_number()
-        _write_durably(self.path / "entries" / f"{number:06d}-{hashlib.sha256(data).hexdigest()}.json", data)
+        _write_durably(
+            self.path / "entries" / f"{number:06d}-{hashlib.sha256(data).hexdigest()}.json", data
+        )
         known.append(stored)
         self._digests.update(digests)
 
@@ -149,7 +151,9 @@ class RunStore:
     def _read(self, path: Path) -> Stored | None:
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != path.stem.partition("-")[2]:
-            self.problems.append(f"entry {path.name} no longer matches its digest; set aside, to be redone")
+            self.problems.append(
+                f"entry {path.name} no longer matches its digest; set aside, to be redone"
+            )
             corrupt = self.path / "corrupt"
             corrupt.mkdir(exist_ok=True)
             path.rename(corrupt / f"{path.name}.{secrets.token_hex(4)}")

@@ -8,7 +8,7 @@ What may go wrong in a worker, and what the caller sees:
 
 =============================================  ==================================================
 the job raises                                 :class:`Crashed` of kind ``exception``; it lives on
-the job raises one of our ``InputError``       the same error, raised at the caller
+it raises our InputError, or says what lacks    the same error, raised at the caller
 a signal (segfault, the kernel's OOM killer)   ``Crashed`` of kind ``signal``
 ``os._exit``                                   ``Crashed`` of kind ``exit``
 resident memory over the limit                 killed, ``Crashed`` of kind ``memory``
@@ -109,7 +109,7 @@ class Worker:
         :param stage: what to say it was doing if it fails.
         :param limit_s: seconds after which the worker is killed.
         :returns: the job's value, or :class:`Crashed` or :class:`TimedOut`.
-        :raises InputError: where the job raised one.
+        :raises InputError: where the job raised one; likewise :class:`EnvironmentLacksError`.
         """
         if self._ended is not None:
             return self._ended
@@ -232,7 +232,7 @@ def _answer(target: str, state: dict[str, Any], kwargs: dict[str, Any]) -> tuple
     try:
         answer = ("returned", _resolve(target)(state, **kwargs))
         pickle.dumps(answer)  # a value that cannot travel fails here, where it can be told
-    except errors.InputError as error:
+    except (errors.InputError, errors.EnvironmentLacksError) as error:
         parts = (error.what, error.where, error.line, error.hint)
         return "input_error", (type(error).__name__, parts)
     except BaseException as error:  # a candidate may raise anything, SystemExit too
@@ -250,9 +250,9 @@ def _resolve(target: str) -> Callable[..., Any]:
     return function
 
 
-def _revive(payload: tuple[str, tuple[Any, Any, Any, Any]]) -> errors.InputError:
+def _revive(payload: tuple[str, tuple[Any, Any, Any, Any]]) -> errors.TorchstoneError:
     name, (what, where, line, hint) = payload
-    kind: type[errors.InputError] = getattr(errors, name, errors.InputError)
+    kind: type[errors.TorchstoneError] = getattr(errors, name, errors.InputError)
     return kind(what, where=where, line=line, hint=hint)
 
 

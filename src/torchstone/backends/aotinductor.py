@@ -67,7 +67,7 @@ class AOTInductorBackend:
         try:
             with compat.cache_in(scratch):
                 files = _package(program, context)
-        except compat.COMPILE_ERRORS as error:
+        except compat.compile_errors() as error:
             return refuse(error, "AOTInductor refuses the program")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -83,7 +83,7 @@ def _program(context: Context, program: ExportedProgram) -> Built | Unsupported:
     known = interface(program)
     try:
         compiled = compat.compile_program(program, compiler.options(context.recipe))
-    except compat.COMPILE_ERRORS as error:
+    except compat.compile_errors() as error:
         return refuse(error, "Inductor refuses the program")
     return Built(
         call=engine_call(lambda given: compiled(*given), known),

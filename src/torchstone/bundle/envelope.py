@@ -39,7 +39,7 @@ _LEAST_SYMBOLIC = 2
 check that at run time, whatever range was declared; below this, only proof on the very size counts."""
 
 
-class Envelope(Record):
+class Envelope(Record, frozen=True, kw_only=True):
     """What calls the bundle's code was proven on."""
 
     inputs: tuple[InputSpec, ...]

@@ -54,7 +54,7 @@ WEIGHTS = "weights/model.safetensors"
 _HINT = "a bundle is never edited: take a fresh copy of it, or write it again"
 
 
-class File(Record):
+class File(Record, frozen=True, kw_only=True):
     """One file of the bundle."""
 
     sha256: str
@@ -63,7 +63,7 @@ class File(Record):
     """Its length, bytes."""
 
 
-class Manifest(Record):
+class Manifest(Record, frozen=True, kw_only=True):
     """What a bundle is, and what it needs."""
 
     format: int

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Contents", "compiles_program", "runs_program", "write"]
 
 
-class Contents(Record):
+class Contents(Record, frozen=True, kw_only=True):
     """What goes into a bundle."""
 
     name: str

@@ -28,6 +28,6 @@ def regions(module: nn.Module, args: tuple[Any, ...]) -> Regions:
     try:
         with torch.no_grad():
             return Regions(*compat.explain(module, args))
-    except compat.CAPTURE_ERRORS as error:
+    except compat.capture_errors() as error:
         text = " ".join(str(error).split())[:300]
         return Regions(0, 0, (f"{type(error).__name__}: {text}",))

@@ -63,7 +63,7 @@ def _outputs(function: Any, args: tuple[Any, ...]) -> list[Any] | None:
     try:
         with torch.no_grad():
             return list(_pytree.tree_leaves(function(*args)))
-    except compat.CAPTURE_ERRORS:
+    except compat.capture_errors():
         return None
 
 

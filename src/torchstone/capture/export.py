@@ -189,7 +189,7 @@ def _attempt(
             return torch.export.export(
                 module, args, dynamic_shapes=_nested(module, shapes), strict=strict
             )
-    except compat.CAPTURE_ERRORS as error:
+    except compat.capture_errors() as error:
         violated = "Constraints violated" in str(error)
         return Refused(_refusal(error), ("?",) if violated else ())
 

@@ -68,7 +68,7 @@ def _export_and_save(
         return exported
     try:
         return exported, program.save(exported, path)
-    except compat.CAPTURE_ERRORS as error:
+    except compat.capture_errors() as error:
         return export.Refused(f"the program cannot be stored: {export.one_line(error)}")
 
 

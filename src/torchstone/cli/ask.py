@@ -13,7 +13,7 @@ from torchstone.report.progress import LiveProgress, QuietProgress
 __all__ = ["ask"]
 
 
-def ask(
+def ask(  # noqa: PLR0913  what two commands share of their options
     workload: Path,
     recipes: tuple[str, ...],
     *,

@@ -19,7 +19,9 @@ from torchstone.cli.options import answer_json, home_of, home_option, json_optio
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @home_option
 @json_option
-def command(workload: Path, recipes: tuple[str, ...], seed: int, home: Path | None, as_json: bool) -> int:
+def command(
+    workload: Path, recipes: tuple[str, ...], seed: int, home: Path | None, as_json: bool
+) -> int:
     """Time recipes for WORKLOAD interleaved with eager, on the recorded traffic.
 
     What is not right is not timed: each recipe is verified first. The answer is a ratio with its

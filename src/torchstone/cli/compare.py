@@ -11,18 +11,20 @@ from torchstone.cli.options import answer_json, home_of, home_option, json_optio
 
 @click.command(
     "compare",
-    epilog="Example: torchstone compare baseline-run latest --ci --junit compare.xml --markdown summary.md",
+    epilog="Example: torchstone compare main-run latest --ci --junit compare.xml --markdown out.md",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("old")
 @click.argument("new")
 @click.option("--ci", is_flag=True, help="Exit with 1 where NEW became slower or less right.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML here.")
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write a summary here.")
+@click.option(
+    "--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write a summary here."
+)
 @click.option("--allow-environment", is_flag=True, help="Compare although the environments differ.")
 @home_option
 @json_option
-def command(
+def command(  # noqa: PLR0913  a command's options are its parameters
     old: str,
     new: str,
     ci: bool,
@@ -39,11 +41,9 @@ def command(
     from torchstone import compare as compare_module
     from torchstone import store
 
-    views = [
-        compare_module.RunView(header=s.header, entries=s.entries)
-        for s in (store.find(home_of(home), old), store.find(home_of(home), new))
-    ]
-    diff = compare_module.compare_runs(*views, allow_environment=allow_environment)
+    runs = [store.find(home_of(home), name) for name in (old, new)]
+    before, after = (compare_module.RunView(header=r.header, entries=r.entries) for r in runs)
+    diff = compare_module.compare_runs(before, after, allow_environment=allow_environment)
     for path, text in ((junit, compare_module.junit), (markdown, compare_module.markdown)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 @click.command(
-    "doctor", epilog="Example: torchstone doctor --json", context_settings={"help_option_names": ["-h", "--help"]}
+    "doctor",
+    epilog="Example: torchstone doctor --json",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @json_option
 def command(as_json: bool) -> int:

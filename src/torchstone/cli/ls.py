@@ -26,7 +26,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 @click.command(
-    "ls", epilog="Example: torchstone ls --json", context_settings={"help_option_names": ["-h", "--help"]}
+    "ls",
+    epilog="Example: torchstone ls --json",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @home_option
 @json_option

@@ -11,14 +11,16 @@ import msgspec
 
 from torchstone import settings
 
-__all__ = ["as_json", "answer_json", "home_of", "home_option", "json_option"]
+__all__ = ["answer_json", "as_json", "home_of", "home_option", "json_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def json_option(function: F) -> F:
     """``--json``: answer with JSON on standard output, and nothing else there."""
-    return click.option("--json", "as_json", is_flag=True, help="Answer as JSON on standard output.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Answer as JSON on standard output.")(
+        function
+    )
 
 
 def home_option(function: F) -> F:

@@ -15,13 +15,17 @@ from torchstone.cli.options import answer_json, home_of, home_option, json_optio
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("workload", type=click.Path(path_type=Path))
-@click.option("--recipe", "recipes", multiple=True, help="Candidate to try; repeat. Default: all installed.")
-@click.option("--resume", is_flag=True, help="Go on with the latest run of this workload; repeat nothing valid.")
+@click.option(
+    "--recipe", "recipes", multiple=True, help="Candidate to try; repeat. Default: all installed."
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on with the latest run of this workload; repeat nothing valid."
+)
 @click.option("--package", type=click.Path(path_type=Path), help="Also write the bundle to this folder.")
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @home_option
 @json_option
-def command(
+def command(  # noqa: PLR0913  a command's options are its parameters
     workload: Path,
     recipes: tuple[str, ...],
     resume: bool,

@@ -11,7 +11,7 @@ from torchstone.cli.options import answer_json, home_of, home_option, json_optio
 
 @click.command(
     "verify",
-    epilog="Example: torchstone verify examples/minilm --recipe 'aotinductor(freezing) + precision(bf16)'",
+    epilog="Example: torchstone verify examples/minilm --recipe 'aotinductor + precision(bf16)'",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("workload", type=click.Path(path_type=Path))
@@ -19,7 +19,9 @@ from torchstone.cli.options import answer_json, home_of, home_option, json_optio
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @home_option
 @json_option
-def command(workload: Path, recipes: tuple[str, ...], seed: int, home: Path | None, as_json: bool) -> int:
+def command(
+    workload: Path, recipes: tuple[str, ...], seed: int, home: Path | None, as_json: bool
+) -> int:
     """Build each recipe for WORKLOAD and judge it against the float64 reference; time nothing.
 
     Exit code 0: all are Verified. 1: one is not. 3: an engine is not installed.

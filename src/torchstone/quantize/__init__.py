@@ -74,5 +74,5 @@ def program(
         return Unsupported(text=f"the converted model cannot be exported: {exported.reason}")
     try:
         return programs.reloaded(exported)
-    except compat.CAPTURE_ERRORS as error:
+    except compat.capture_errors() as error:
         return Unsupported(text=f"the converted program cannot be stored: {export.one_line(error)}")

@@ -253,7 +253,7 @@ class Workload:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Draw alike in every process: the model of random weights that is judged is the one that is built."""
+    """Draw alike in every process: random weights that are judged are the ones that are built."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
