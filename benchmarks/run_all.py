@@ -14,7 +14,8 @@ def main(names: list[str]) -> int:
     code = 0
     for name in names or BENCHMARKS:
         print(f"== {name}", flush=True)
-        done = subprocess.run([sys.executable, str(Path(__file__).parent / f"{name}.py")])
+        command = [sys.executable, str(Path(__file__).parent / f"{name}.py")]
+        done = subprocess.run(command, check=False)
         code = code or done.returncode
     return code
 

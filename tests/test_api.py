@@ -146,7 +146,12 @@ def test_the_readme_example_runs(tmp_path: Path) -> None:
     text = Path(__file__).parent.parent.joinpath("README.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=500
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "PROMOTE" in done.stdout or "KEEP_BASELINE" in done.stdout or "HOLD" in done.stdout
@@ -166,7 +171,12 @@ def test_a_model_in_a_script_without_a_main_guard(tmp_path: Path) -> None:
         "print(run.decision.kind, run.model(torch.tensor([-1.0, 1.0, 2.0])).tolist())\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("once") == 1

@@ -63,7 +63,7 @@ def run(context: Context, recipes: tuple[Recipe, ...], until: Stage) -> Decision
 def _build_and_verify(
     context: Context, judge: stages.Judge, baseline: Candidate, others: list[Candidate]
 ) -> None:
-    """Verdicts for all, the baseline first; the others in parallel lanes, since nothing here is timed."""
+    """Verdicts for all, the baseline first; the others in parallel lanes, as nothing here is timed."""
     stages.settle(context, judge, baseline, baseline)
     if isinstance(baseline.verdict, Crashed | TimedOut):
         raise WorkloadError(
