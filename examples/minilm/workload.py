@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as a sentence encoder, with the human similarity labels of WordSim353."""
+"""all-MiniLM-L6-v2 as a sentence encoder, with human similarity labels of words and of texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchstone.errors import EnvironmentLacksError
 
 VOCABULARY = 30522
-PAIRS_A_CALL = 8
+PAIRS_A_CALL = 24
 
 
 class Encoder(nn.Module):
@@ -95,25 +95,64 @@ def generate(sizes: dict[str, int], generator: torch.Generator) -> tuple[Tensor,
     return ids * mask, mask
 
 
-def word_pairs() -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
-    """The 353 word pairs of WordSim353, a few a call, with people's mean scores of similarity.
+def labelled() -> Iterator[tuple[tuple[Tensor, Tensor], tuple[str, Tensor]]]:
+    """Three sets of human similarity labels, each target with its set's name.
 
-    Inputs are (2P, 8); rows 2i and 2i + 1 are a pair, whose score is the target's element i of (P,).
+    WordSim353 and SimLex999: inputs are (2P, 8), rows 2i and 2i + 1 a pair of words, target element
+    i of (P,) the score. Lee50: inputs are ten news texts (10, S), the target (45,) the scores of all
+    pairs of them; three partitions of the fifty texts.
     """
-    file = folder("gensim", "gensim>=4.3,<5", "test", "test_data") / "wordsim353.tsv"
-    lines = [line for line in file.read_text("latin-1").splitlines() if not line.startswith("#")]
-    pairs = [line.split("\t") for line in lines]
+    yield from word_pairs("wordsim353", "wordsim353.tsv")
+    yield from word_pairs("simlex999", "simlex999.txt")
+    yield from lee_texts()
+
+
+def word_pairs(name: str, file: str) -> Iterator[tuple[tuple[Tensor, Tensor], tuple[str, Tensor]]]:
+    """The pairs of one set, a few a call."""
+    lines = labels(file).read_text("latin-1").splitlines()
+    pairs = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
     ids, mask = tokenize([word for pair in pairs for word in pair[:2]])
     scores = torch.tensor([float(pair[2]) for pair in pairs])
     for i in range(0, len(pairs), PAIRS_A_CALL):
         rows = slice(2 * i, 2 * (i + PAIRS_A_CALL))
-        yield (ids[rows], mask[rows]), scores[i : i + PAIRS_A_CALL]
+        yield (ids[rows], mask[rows]), (name, scores[i : i + PAIRS_A_CALL])
 
 
-def spearman(embeddings: Sequence[Tensor], scores: Sequence[Tensor]) -> float:
-    """Rank correlation of the cosine of each pair's embeddings with people's score."""
+def lee_texts() -> Iterator[tuple[tuple[Tensor, Tensor], tuple[str, Tensor]]]:
+    """Lee's fifty news texts, ten a call."""
+    texts = labels("lee.cor").read_text("latin-1").splitlines()
+    rows = labels("similarities0-1.txt").read_text("latin-1").splitlines()
+    scores = torch.tensor([[float(x) for x in row.split()] for row in rows])  # upper triangle only
+    scores = torch.maximum(scores, scores.T)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for chosen in torch.randperm(len(texts), generator=generator).split(10):
+            first, second = torch.triu_indices(len(chosen), len(chosen), offset=1)
+            target = scores[chosen][:, chosen][first, second]
+            yield tokenize([texts[i] for i in chosen]), ("lee50", target)
+
+
+def labels(file: str) -> Path:
+    """A file of labels in gensim's test data, all of which is latin-1."""
+    return folder("gensim", "gensim>=4.3,<5", "test", "test_data") / file
+
+
+def spearman(embeddings: Sequence[Tensor], targets: Sequence[tuple[str, Tensor]]) -> float:
+    """Mean over the sets of the rank correlation of cosine similarity with people's scores."""
     from scipy.stats import spearmanr
 
-    rows = torch.cat(list(embeddings)).float()
-    cosines = nn.functional.cosine_similarity(rows[0::2], rows[1::2])
-    return float(spearmanr(cosines.numpy(), torch.cat(list(scores)).numpy()).statistic)
+    said: dict[str, list[Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}
+    for rows, (name, scores) in zip(embeddings, targets, strict=True):
+        unit = nn.functional.normalize(rows.float(), dim=-1)
+        if name == "lee50":
+            first, second = torch.triu_indices(len(unit), len(unit), offset=1)
+        else:
+            first, second = torch.arange(0, len(unit), 2), torch.arange(1, len(unit), 2)
+        found.setdefault(name, []).append((unit[first] * unit[second]).sum(-1))
+        said.setdefault(name, []).append(scores)
+    correlations = [
+        spearmanr(torch.cat(found[name]).numpy(), torch.cat(said[name]).numpy()).statistic
+        for name in found
+    ]
+    return float(sum(correlations) / len(correlations))

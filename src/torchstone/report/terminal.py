@@ -47,8 +47,8 @@ def _reasons(report: Report) -> list[str]:
     if report.decision is None:
         return [f"to go on: {words.resume(report)}"]
     return [
-        (f"{r.recipe}: {r.text} ({r.code})" if r.recipe else f"{r.text} ({r.code})")
-        for r in report.decision.reasons
+        (f"{', '.join(recipes)}: {text} ({code})" if recipes else f"{text} ({code})")
+        for recipes, text, code in words.reasons(report.decision)
     ]
 
 

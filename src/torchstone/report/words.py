@@ -7,6 +7,7 @@ import shlex
 from torchstone.records import (
     Comparison,
     Crashed,
+    Decision,
     MetricResult,
     NotTried,
     TimedOut,
@@ -30,6 +31,7 @@ __all__ = [
     "log_of",
     "promoted",
     "reason",
+    "reasons",
     "resume",
     "speed",
     "top_rate",
@@ -114,6 +116,16 @@ def reason(verdict: Verdict) -> str:
             return f"no answer within {fmt.duration(verdict.limit_s)} (during {verdict.stage})"
         case Unsupported() | NotTried():
             return verdict.text
+
+
+def reasons(decision: Decision) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+    """The gate's reasons as (recipes, text, code), in order; what several recipes share is said once."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for r in decision.reasons:
+        recipes = grouped.setdefault((r.text, r.code), [])
+        if r.recipe is not None:
+            recipes.append(r.recipe)
+    return tuple((tuple(recipes), text, code) for (text, code), recipes in grouped.items())
 
 
 def log_of(verdict: Verdict) -> str:

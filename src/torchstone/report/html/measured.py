@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from torchstone.records import LoadResult, Samples, Wrong
+from torchstone.records import LoadResult, Samples, Verified, Wrong
 from torchstone.report import format as fmt
 from torchstone.report import words
 from torchstone.report.collect import Report, Row
@@ -116,6 +116,9 @@ def _speed(row: Row, scale: Scale, noise: float) -> tuple[Html, Html]:
 def _error(row: Row, scale: Scale, relative: float | None, bound: float | None) -> tuple[Html, Html]:
     if bound is None:
         return plots.error_lane(scale, f"{row.recipe}: error unknown", None, "none"), _figure("", "-")
+    if bound == 0 and row.verdict is not None and isinstance(row.verdict.verdict, Verified):
+        lane = plots.error_lane(scale, f"{row.recipe}: equal to eager, bit by bit", None, "none")
+        return lane, _figure(fmt.error(relative), "its own")
     figure = _figure(fmt.error(relative), f"of {fmt.error(bound)}")
     label = f"{row.recipe}: error {fmt.error(relative)}, allowed {fmt.error(bound)}"
     # a bound of nothing is met by nothing but an exact answer

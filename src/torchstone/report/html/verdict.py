@@ -143,13 +143,13 @@ def _reasons(report: Report, row: Row | None) -> Html:
     items = [
         join(
             [
-                *((code(r.recipe), ": ") if r.recipe else ()),
-                r.text,
+                *_named(recipes),
+                text,
                 " ",
-                element("span", r.code, class_="code"),
+                element("span", reason_code, class_="code"),
             ]
         )
-        for r in (report.decision.reasons if report.decision else ())
+        for recipes, text, reason_code in (words.reasons(report.decision) if report.decision else ())
     ]
     for peer in row.peers if row else ():
         against = f": {fmt.ratio(peer.ratio)} {fmt.interval(peer.low, peer.high)} ({words.speed(peer)})"
@@ -157,6 +157,12 @@ def _reasons(report: Report, row: Row | None) -> Html:
     if not items:
         return Html("")
     return element("ul", *(element("li", item) for item in items), class_="reasons")
+
+
+def _named(recipes: tuple[str, ...]) -> Iterable[Cell]:
+    for i, recipe in enumerate(recipes):
+        yield code(recipe)
+        yield ": " if i == len(recipes) - 1 else ", "
 
 
 def _tally(report: Report) -> str:
