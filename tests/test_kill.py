@@ -29,7 +29,7 @@ def write_workload(folder: Path) -> None:
         recipes = ["custom(forgets_a_row)", "openvino", "custom(fused)"]
         [dims]
         B = "1..8"
-        [inputs.x]
+        [inputs.input]
         shape = ["B", 32]
         [candidates]
         forgets_a_row = "model:forgets_a_row"

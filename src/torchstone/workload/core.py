@@ -84,7 +84,8 @@ class Workload:
         from torchstone.workload.keyword import KeywordModule
 
         label = _label(self.model)
-        module: object = call(self.model, what=label, where=self._file)
+        with _seeded():
+            module: object = call(self.model, what=label, where=self._file)
         with blame(self.model):
             if not isinstance(module, nn.Module):
                 what = f"{label} gave {values.kind_of(module)}, not a torch.nn.Module"
@@ -231,7 +232,8 @@ class Workload:
         return None if self.origin is None else Path(self.origin)
 
     def _raw_inputs(self) -> Any:
-        return call(self.inputs, what=_label(self.inputs), where=self._file)
+        with _seeded():
+            return call(self.inputs, what=_label(self.inputs), where=self._file)
 
     def _refuse(self, problem: Problem) -> NoReturn:
         line = None if self._file is None else line_in(self._file, problem.keys)
