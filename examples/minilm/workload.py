@@ -100,7 +100,7 @@ def labelled() -> Iterator[tuple[tuple[Tensor, Tensor], tuple[str, Tensor]]]:
 
     WordSim353 and SimLex999: inputs are (2P, 8), rows 2i and 2i + 1 a pair of words, target element
     i of (P,) the score. Lee50: inputs are ten news texts (10, S), the target (45,) the scores of all
-    pairs of them; three partitions of the fifty texts.
+    pairs of them.
     """
     yield from word_pairs("wordsim353", "wordsim353.tsv")
     yield from word_pairs("simlex999", "simlex999.txt")
@@ -125,11 +125,10 @@ def lee_texts() -> Iterator[tuple[tuple[Tensor, Tensor], tuple[str, Tensor]]]:
     scores = torch.tensor([[float(x) for x in row.split()] for row in rows])  # upper triangle only
     scores = torch.maximum(scores, scores.T)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        for chosen in torch.randperm(len(texts), generator=generator).split(10):
-            first, second = torch.triu_indices(len(chosen), len(chosen), offset=1)
-            target = scores[chosen][:, chosen][first, second]
-            yield tokenize([texts[i] for i in chosen]), ("lee50", target)
+    for chosen in torch.randperm(len(texts), generator=generator).split(10):
+        first, second = torch.triu_indices(len(chosen), len(chosen), offset=1)
+        target = scores[chosen][:, chosen][first, second]
+        yield tokenize([texts[i] for i in chosen]), ("lee50", target)
 
 
 def labels(file: str) -> Path:

@@ -249,7 +249,7 @@ def execute(request: Request, progress: Progress) -> Run:
     if run_store is None:
         run_store = store.create(request.home, header)
     if not (run_store.files / "workload").is_file():
-        _dump(workload, run_store.files / "workload")
+        _dump(workload, run_store.files / "workload", spec)
     context = Context(
         store=run_store,
         workload=run_store.files / "workload",
@@ -267,9 +267,9 @@ def execute(request: Request, progress: Progress) -> Run:
     return Run(run_store, workload)
 
 
-def _dump(workload: Workload, path: Path) -> None:
+def _dump(workload: Workload, path: Path, spec: WorkloadSpec) -> None:
     unfinished = path.with_name(".workload")
-    workload_module.dump(workload, unfinished)
+    workload_module.dump(workload, unfinished, spec)
     unfinished.rename(path)
 
 

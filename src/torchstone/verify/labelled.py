@@ -20,7 +20,7 @@ __all__ = ["metric", "module_of", "predict"]
 
 _RESAMPLES = 400
 _FEWEST = 50
-_BUDGET_S = 20.0
+_BUDGET_S = 5.0
 State = dict[str, Any]
 Outputs = list[list[Any]]
 
@@ -60,7 +60,7 @@ def _copied(leaf: Any) -> Any:
 def metric(state: State, recipe: str, candidate: str, baseline: str, seed: int) -> MetricResult:
     """The user's metric on two files of :func:`predict`, and the drop's 95% bootstrap interval.
 
-    Paired: examples are drawn with replacement, the same ones for both, 400 times or as often as 20
+    Paired: examples are drawn with replacement, the same ones for both, 400 times or as often as 5
     seconds allow (at least 50 times); percentile interval (Efron and Tibshirani 1993, chapter 13). A
     resample on which the metric is undefined (it raises, or gives NaN) is left out.
 

@@ -16,7 +16,7 @@ import msgspec
 from torchstone.errors import WorkloadError
 from torchstone.policy import Policy
 from torchstone.recipe import parse as parse_recipe
-from torchstone.records import Record
+from torchstone.records import Record, WorkloadSpec
 from torchstone.workload.core import Workload
 from torchstone.workload.digest import digest_folder
 from torchstone.workload.toml import read
@@ -39,21 +39,26 @@ class Header(Record, frozen=True, kw_only=True):
     """The recipes, likewise."""
     sys_path: tuple[str, ...]
     """Where the dumping process found modules."""
+    spec: WorkloadSpec | None = None
+    """Its description, where known: making it anew would make the model."""
 
 
-def dump(workload: Workload, path: Path) -> None:
+def dump(workload: Workload, path: Path, spec: WorkloadSpec | None = None) -> None:
     """Write a workload to a file that :func:`load` reads in any process of this machine.
 
+    :param spec: its description, where known; saves every reader making the model to know it.
     :raises WorkloadError: where its objects cannot be pickled, or do not fit together.
     """
-    workload.spec()  # is kept, and travels along: a pickled class has lost the file that it came from
     file = None if workload.origin is None else Path(workload.origin).resolve()
+    if file is None:
+        workload.spec()  # kept, and travels along: a pickled class has lost the file that it came from
     header = Header(
         origin=None if file is None else str(file),
         digest=None if file is None else digest_folder(file),
         policy=workload.policy,
         recipes=tuple(str(recipe) for recipe in workload.recipes),
         sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
+        spec=spec,
     )
     payload = b"" if file is not None else _pickle(workload)
     path.write_bytes(msgspec.json.encode(header) + b"\n" + payload)
@@ -75,7 +80,10 @@ def load(path: Path) -> Workload:
         what = "the workload has changed since the run of it began"
         raise WorkloadError(what, where=header.origin, hint="start a new run, or restore its files")
     recipes = tuple(parse_recipe(text) for text in header.recipes)
-    return replace(read(Path(header.origin)), policy=header.policy, recipes=recipes)
+    loaded = replace(read(Path(header.origin)), policy=header.policy, recipes=recipes)
+    if header.spec is not None:
+        loaded.remember(header.spec)
+    return loaded
 
 
 def _pickle(workload: Workload) -> bytes:
