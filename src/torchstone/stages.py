@@ -198,7 +198,8 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
         else:
             candidate.verdict = failure
             record_verdict(context, candidate, ())
-    if isinstance(candidate.verdict, Verified) and context.spec.metric is not None:
+    needs_metric = context.spec.metric is not None and candidate.recipe != fallback()
+    if isinstance(candidate.verdict, Verified) and needs_metric:
         _metric(context, judge, candidate, baseline)
     if not isinstance(candidate.verdict, Verified) or _memory_is_short():
         candidate.close()
