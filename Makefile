@@ -4,7 +4,7 @@ VENV ?= .venv
 # The build of torch that the project is developed on; the package itself allows 2.11 to 2.15.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: install demo test test-fast bench lint clean
 
