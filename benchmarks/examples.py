@@ -39,7 +39,7 @@ def measure(name: str) -> list[str]:
     workload = workload_module.read(ROOT / "examples" / name)
     wanted = tuple(recipes.parse(text) for text in (*PEERS, *OURS))
     policy = msgspec.structs.replace(
-        workload.policy, finalists=len(wanted) + 1, bench_s=90, load_s=0, search_s=900
+        workload.policy, finalists=len(wanted) + 1, bench_s=60, load_s=0, search_s=900
     )
     request = run_module.Request(
         workload=dataclasses.replace(workload, policy=policy),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,11 @@ from torchstone.worker import Worker, workload_of
 
 __all__ = ["Judge", "Timing", "capture", "record_verdict", "settle", "spec"]
 
-_REQUESTS_A_PASS = 8
+_REQUESTS_A_PASS = (8, 64)  # fewest and most
+_PASS_S = 0.1  # a pass should take this long, so that one context switch is not all that it shows
 _FEWEST_REQUESTS = 4  # a pass of one call has too little power to show a small gain
 _HOPELESS = 5.0  # times eager's time
-_HOPELESS_S = 0.1  # and at least this: small calls are at the mercy of whatever else runs
+_HOPELESS_S = 1.0  # and at least this: what is built meanwhile stalls small calls a hundredfold
 _SCREEN_SHARE = 0.5  # of the benchmark's time; the finalists' session has the rest
 _SCREEN_ROUNDS = 8
 
@@ -226,7 +228,7 @@ def _hopeless(context: Context, candidate: Candidate, baseline: Candidate) -> Fa
 
 def _first_look(context: Context, candidate: Candidate, requests: Sequence[Arrival]) -> float | None:
     seconds: list[float] = []
-    for _ in range(2):
+    for _ in range(3):
         result = candidate.call(
             "torchstone.bench.jobs:round",
             stage="first look",
@@ -284,7 +286,15 @@ class Timing:
         self.again = Candidate(
             context, baseline.recipe, exported=baseline.exported, copy=f"-{sample.BASELINE_AGAIN}"
         )
-        self._requests = typical(context.spec.traffic, _REQUESTS_A_PASS)
+
+    @cached_property
+    def _requests(self) -> tuple[Arrival, ...]:
+        """The requests of a pass: the quicker the calls, the more of them."""
+        fewest, most = _REQUESTS_A_PASS
+        traffic = self.context.spec.traffic
+        seconds = _first_look(self.context, self.baseline, typical(traffic, fewest)[fewest // 2 :][:1])
+        count = most if not seconds else int(min(most, max(fewest, _PASS_S / seconds)))
+        return typical(traffic, count)
 
     def screen(self, verified: Sequence[Candidate]) -> dict[str, Comparison]:
         """Each candidate beside the baseline, briefly, to choose the finalists."""
@@ -456,5 +466,5 @@ def typical(traffic: Sequence[Arrival], count: int) -> tuple[Arrival, ...]:
         return product
 
     ordered = sorted(traffic, key=volume)
-    count = max(_FEWEST_REQUESTS, min(count, len(ordered)))
+    count = max(_FEWEST_REQUESTS, count)
     return tuple(ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count))
