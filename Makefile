@@ -33,7 +33,8 @@ bench: install
 lint: install
 	$(PIP) --editable ".[lint]"
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy && $(BIN)/pyrefly check --summarize-errors
+	$(BIN)/mypy
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --min-severity error
 	$(BIN)/lint-imports
 
 clean:

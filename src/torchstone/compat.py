@@ -147,7 +147,8 @@ def load_package(path: Path) -> PackageLoader:
     ``torch._inductor.aoti_load_package`` wraps the same object, but imports the compiler first, which
     takes seconds, and parses the call spec on every call.
     """
-    loader: PackageLoader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    native: Any = torch._C._aoti.AOTIModelPackageLoader  # its stub lacks the methods that it has
+    loader: PackageLoader = native(str(path), "model", False, 1, -1)
     return loader
 
 

@@ -37,7 +37,9 @@ class Program:
         self._unguarded = functools.cache(lambda: _run(program, check_guards=False))
         self._envelope = manifest.envelope
         self._mutates = bool(manifest.mutates)
-        self.tree: TreeSpec = program.call_spec.out_spec
+        tree = program.call_spec.out_spec
+        assert tree is not None  # export always writes it
+        self.tree: TreeSpec = tree
 
     def answer(self, args: tuple[Any, ...], *, inside: bool) -> tuple[Any, ...]:
         """The leaves of the outputs.

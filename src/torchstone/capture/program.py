@@ -73,8 +73,10 @@ def output_spec(program: ExportedProgram) -> str | None:
     """The pytree of the outputs as text; None for types that pytree cannot write."""
     from torch.utils import _pytree
 
+    tree = program.call_spec.out_spec
+    assert tree is not None  # export always writes it
     try:
-        return _pytree.treespec_dumps(program.call_spec.out_spec)
+        return _pytree.treespec_dumps(tree)
     except NotImplementedError:
         return None
 

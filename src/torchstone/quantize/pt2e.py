@@ -41,7 +41,8 @@ def quantize(program: ExportedProgram, workload: Workload, *, dynamic: bool) -> 
     with torch.no_grad():
         for args in _calibration(workload):
             prepared(*args)
-    converted: nn.Module = convert_pt2e(prepared)
+    converted = convert_pt2e(prepared)
+    assert isinstance(converted, torch.fx.GraphModule)
     allow_exported_model_train_eval(converted)
     return converted
 
