@@ -9,7 +9,7 @@
 **Choice.** Among the eligible, the objective decides: the speed-up for ``latency`` and ``throughput``
 (one process: capacity is the inverse of time a call), time including the build's share over the expected
 ``calls`` for ``cost``, and for ``p99`` the p99 at the highest rate that the baseline sustained.
-**Ties.** Candidates within the A/A noise of the best are tied. Of these the one that changes the numbers
+**Ties.** Candidates within 2% of the best are tied. Of these the one that changes the numbers
 least is taken: numerics class first (exact, reassociates, lossy), then the smaller error where lossy,
 then the shorter build, then the better figure.
 
@@ -48,7 +48,11 @@ from torchstone.records import (
     Wrong,
 )
 
-__all__ = ["CODES", "Evidence", "decide", "evidence_of"]
+__all__ = ["CODES", "TIE", "Evidence", "decide", "evidence_of"]
+
+TIE = 0.02
+"""Candidates within this of the best are as good. Not the A/A noise, which may be large: a session's
+finalists are paired, and what is measured as quicker is the better guess."""
 
 CODES = MappingProxyType(
     {
@@ -398,9 +402,7 @@ def _promote(facts: _Facts, eligible: list[str], others: list[Reason]) -> Decisi
     score, unit = _objective(facts)
     scores = {r: score(r) for r in eligible}
     best = min(scores.values())
-    noise = {r: c.noise for r in eligible if (c := facts.comparison(r)) is not None}
-    least = min(eligible, key=lambda r: scores[r])
-    tied = [r for r in eligible if scores[r] <= best * (1 + max(noise[r], noise[least]))]
+    tied = [r for r in eligible if scores[r] <= best * (1 + TIE)]
     winner = min(tied, key=lambda r: (*_closeness(facts, r), scores[r], r))
     comparison, entry = facts.comparison(winner), facts.verdict(winner)
     assert comparison is not None
@@ -416,9 +418,7 @@ def _promote(facts: _Facts, eligible: list[str], others: list[Reason]) -> Decisi
         code = "TIE_LOST" if r in tied else "BETTER_EXISTS"
         text = f"{unit(scores[r])} against {unit(scores[winner])} of {winner}"
         if r in tied:
-            text += (
-                ", which is within the noise; the promoted one changes the numbers less or builds faster"
-            )
+            text += ", which is as good; the promoted one changes the numbers less or builds faster"
         reasons.append(Reason(code=code, text=text, recipe=r))
     return Decision(kind="PROMOTE", recipe=winner, reasons=(*reasons, *others))
 

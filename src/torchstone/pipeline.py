@@ -17,6 +17,7 @@ from torchstone.candidate import Candidate, Context
 from torchstone.errors import WorkloadError
 from torchstone.recipe import Recipe, fallback
 from torchstone.records import Crashed, Decision, NotTried, TimedOut, Verified
+from torchstone.timing import Timing
 
 __all__ = ["Stage", "run"]
 
@@ -46,7 +47,7 @@ def run(context: Context, recipes: tuple[Recipe, ...], until: Stage) -> Decision
             return None
         verified = [c for c in others if isinstance(c.verdict, Verified)]
         with store.exclusive(context.store.path.parent.parent / "timing.lock"):
-            timing = stack.enter_context(stages.Timing(context, baseline))
+            timing = stack.enter_context(Timing(context, baseline))
             screened = timing.screen(verified)  # the fallback too: it is what ships where eager is kept
             finalists = timing.finalists([c for c in verified if c.recipe != fallback()], screened)
             comparisons = timing.final(finalists)
