@@ -125,8 +125,8 @@ def test_nested_outputs_have_their_paths(tmp_path: Path) -> None:
 def test_constant_and_zero_outputs_are_said(tmp_path: Path) -> None:
     verdict = Bench(of_module(Constant(), ones()), tmp_path).verdict(lambda module: module)
     assert isinstance(verdict, Verified)
-    assert "output output does not depend on the input" in verdict.notes
-    assert "output output is all zeros on the example" in verdict.notes
+    assert "the output does not depend on the input" in verdict.notes
+    assert "the output is all zeros on the example" in verdict.notes
 
 
 def test_inputs_that_differ_between_workers_are_the_users_to_mend(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def _output(held: Rules, case: Case, own: OutputErrors, eager: OutputErrors) -> 
         bound=_limit(held, eager),
     )
     if own.shape_or_dtype is not None and own.shape_or_dtype != eager.shape_or_dtype:
-        return _found(right, case, "SHAPE_OR_DTYPE", f"output {own.output} is {own.shape_or_dtype}")
+        return _found(right, case, "SHAPE_OR_DTYPE", f"{_named(own.output)} is {own.shape_or_dtype}")
     if held.numerics is Numerics.EXACT and own.differing:
         text = f"{own.differing} of {own.elements} elements of {own.output} differ from eager's"
         text = f"{text}, and the recipe declares itself exact"
@@ -230,7 +230,7 @@ def _beside_far_eager(
     if own.non_finite > _LUCK * eager.non_finite:
         return _found(right, case, _code(case, own, "NON_FINITE"), _non_finite_text(own))
     if own.relative is not None and eager.relative is not None and own.relative > _LUCK * eager.relative:
-        text = f"output {own.output} is {_distance(own)}, and eager {_distance(eager)}"
+        text = f"{_named(own.output)} is {_distance(own)}, and eager {_distance(eager)}"
         return _found(right, case, _code(case, own, "ERROR_ABOVE_BOUND"), text)
     text = f"{_place(case)}: eager itself is {_distance(eager)} in {own.output}"
     text = f"{text}, the candidate {_distance(own)}"
@@ -251,12 +251,12 @@ def _failure(held: Rules, own: OutputErrors, eager: OutputErrors) -> tuple[str, 
         return "INTEGER_MISMATCH", f"{text}, the first at {list(own.worst_index)}; {allowed} may"
     limit = _limit(held, eager)
     if own.relative is None or own.relative > limit:
-        text = f"output {own.output} is {_distance(own)}, eager {_distance(eager)}"
+        text = f"{_named(own.output)} is {_distance(own)}, eager {_distance(eager)}"
         text = f"{text}; the bound is {limit:.1e}"
         zeros = own.relative is not None and abs(own.relative - 1) < 1e-12
         return "ERROR_ABOVE_BOUND", f"{text} (an output of zeros has this error)" if zeros else text
     worst, eager_worst = own.worst or 0.0, eager.worst or 0.0
-    at = f"element {list(own.worst_index)} of output {own.output} is off by {worst:.1e} of its scale"
+    at = f"element {list(own.worst_index)} of {_named(own.output)} is off by {worst:.1e} of its scale"
     if worst > _element_limit(held, eager):
         text = (
             f"{at}, eager's worst by {eager_worst:.1e}; the bound is {_element_limit(held, eager):.1e}"
@@ -409,12 +409,16 @@ def _verified(
 def _weak_evidence(references: Sequence[ReferenceErrors]) -> list[str]:
     """Outputs that cannot tell much: constants, and zeros."""
     constant = [
-        f"output {name} does not depend on the input" for r in references for name in r.independent
+        f"{_named(name)} does not depend on the input" for r in references for name in r.independent
     ]
     zero = [
-        f"output {e.output} is all zeros on the example"
+        f"{_named(e.output)} is all zeros on the example"
         for r in references
         for e in r.errors
         if r.case.kind == "example" and e.rms == 0.0 and e.elements
     ]
     return constant + zero
+
+
+def _named(output: str) -> str:
+    return "the output" if output == "output" else f"output {output}"
