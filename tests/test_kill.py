@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -113,3 +115,27 @@ def test_twenty_kills(tmp_path: Path) -> None:
     verdicts = [json.loads(d)["entry"] for k, d in final.items() if b'"verdict/custom(forgets' in d]
     assert [v["verdict"]["type"] for v in verdicts] == ["wrong"]
     assert len(list(home.glob("runs/[!.]*"))) == 1, "a new run was started where one could be resumed"
+
+
+def test_ctrl_c_leaves_a_usable_partial_run(tmp_path: Path) -> None:
+    workload, home = tmp_path / "workload", tmp_path / "home"
+    write_workload(workload)
+    process = start(workload, home)
+    children: list[psutil.Process] = []
+    while not any(b'"build/eager(program)"' in data for data in entries(home).values()):  # in the lanes
+        assert process.poll() is None
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
+    evidence = entries(home)
+    assert b'"type":"crashed"' not in b"".join(evidence.values()), "its own end was taken for a crash"
+    process = start(workload, home)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode in (0, 1), err
+    assert json.loads(out)["decision"]["recipe"] != "custom(forgets_a_row)"
+    assert evidence.items() <= entries(home).items()

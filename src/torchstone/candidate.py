@@ -73,11 +73,14 @@ class Context:
     """Who watches."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Guards the store and the progress, since candidates are built in parallel."""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is being abandoned: what fails from then on is no evidence."""
     judge_lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while the reference worker, which the lanes share, runs a job."""
 
     def start(self, name: str) -> Worker:
         """Start a worker that knows the workload; its log is ``work/NAME.log``."""
+        self._go_on()
         return Worker(name, directory=self.store.work, workload=self.workload, limits=self.limits)
 
     def recall(self, key: str, kind: type[T]) -> T | None:
@@ -87,8 +90,13 @@ class Context:
 
     def record(self, key: str, entry: Entry, files: tuple[Path, ...] = ()) -> None:
         """Append to the evidence."""
+        self._go_on()
         with self.lock:
             self.store.put(key, entry, files)
+
+    def _go_on(self) -> None:
+        if self.stopped.is_set():
+            raise RuntimeError("the run was abandoned")
 
     def note(self, text: str) -> None:
         """Tell the watcher, from any thread."""

@@ -83,6 +83,16 @@ def _build_and_verify(
         else:
             stages.settle(context, judge, candidate, baseline)
 
-    with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
+    pool = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))))
+    try:
         for future in [pool.submit(settle, candidate) for candidate in others]:
             future.result()
+    except (
+        BaseException
+    ):  # Ctrl-C too: the lanes must not go on, nor take their workers' end for a crash
+        context.stopped.set()
+        for one in (baseline, *others, judge):
+            one.close()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

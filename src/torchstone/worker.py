@@ -167,8 +167,9 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
-        with contextlib.suppress(OSError):
-            os.close(self._lifeline)
+        lifeline, self._lifeline = self._lifeline, -1  # another thread may end it too
+        if lifeline >= 0:
+            os.close(lifeline)
         return why
 
     def _post_mortem(self, stage: str) -> Crashed:
