@@ -87,12 +87,11 @@ def _build_and_verify(
     try:
         for future in [pool.submit(settle, candidate) for candidate in others]:
             future.result()
-    except (
-        BaseException
-    ):  # Ctrl-C too: the lanes must not go on, nor take their workers' end for a crash
+    except BaseException:  # Ctrl-C too: lanes must not go on, nor take their own end for a crash
         context.stopped.set()
-        for one in (baseline, *others, judge):
-            one.close()
+        judge.close()
+        for candidate in (baseline, *others):
+            candidate.close()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
