@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 demo: install
-	$(BIN)/torchstone run examples/minilm --package bundles/minilm
+	$(BIN)/torchstone run examples/minilm --package bundles/minilm || test $$? -eq 1  # 1: held, an answer too
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)

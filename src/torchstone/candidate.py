@@ -130,7 +130,6 @@ class Candidate:
         self.recipe = recipe
         self.exported = exported
         self.verdict: Verdict | None = None
-        self.first_look_s: float | None = None
         self._program = str(context.program) if exported else None
         self._name = slug(str(recipe)) + copy
         self._worker: Worker | None = None

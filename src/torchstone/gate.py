@@ -70,7 +70,7 @@ CODES = MappingProxyType(
         "CRASHED": "It crashed.",
         "TIMED_OUT": "It did not answer in time.",
         "UNSUPPORTED": "Its engine is absent or refuses the model.",
-        "NOT_TRIED": "It was not judged: no search time was left, or a first look showed it far slower.",
+        "NOT_TRIED": "The search time was spent before its turn.",
         "NOT_MEASURED": "There is no usable comparison with the baseline.",
         "SLOWER": "It is slower than the baseline.",
         "SAME_SPEED": "It is as fast as the baseline, within the noise.",

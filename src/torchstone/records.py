@@ -226,7 +226,7 @@ class Unsupported(Record, frozen=True, kw_only=True, tag="unsupported"):
 
 
 class NotTried(Record, frozen=True, kw_only=True, tag="not_tried"):
-    """It was not judged: no search time was left, or a first look showed it far slower than eager."""
+    """The search time was spent before this candidate's turn."""
 
     text: str
     """Why."""

@@ -17,21 +17,16 @@ from torchstone.records import (
     CaseErrors,
     Failure,
     MetricResult,
-    NotTried,
     ReferenceErrors,
     VerdictEntry,
     Verified,
     WorkloadSpec,
 )
-from torchstone.timing import FEWEST_REQUESTS, first_look, typical
 from torchstone.verify import inputs as verify_inputs
 from torchstone.verify import run as verify_run
 from torchstone.worker import Worker, workload_of
 
 __all__ = ["Judge", "capture", "record_verdict", "settle", "spec"]
-
-_HOPELESS = 5.0  # times eager's time
-_HOPELESS_S = 1.0  # and at least this: what is built meanwhile stalls small calls a hundredfold
 
 
 def spec(state: dict[str, Any]) -> WorkloadSpec:
@@ -176,8 +171,6 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
         context.step(f"building {candidate.text}")
         failure = candidate.prepare()
         if failure is None:
-            failure = _hopeless(context, candidate, baseline)
-        if failure is None:
             context.step(f"verifying {candidate.text}")
             entry = judge.verify(candidate)
             candidate.verdict = entry.verdict
@@ -191,24 +184,6 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
     if not isinstance(candidate.verdict, Verified) or _memory_is_short():
         candidate.close()
     context.advance()
-
-
-def _hopeless(context: Context, candidate: Candidate, baseline: Candidate) -> Failure | None:
-    """Whether a first look shows a candidate so much slower that judging it would waste the search time.
-
-    Generous, since other candidates are being built meanwhile; what fails here is left to verification.
-    """
-    largest = typical(context.spec.traffic, FEWEST_REQUESTS)[-1:]
-    if candidate is baseline:
-        baseline.first_look_s = first_look(context, baseline, largest)
-        return None
-    if candidate.recipe == fallback() or baseline.first_look_s is None:
-        return None
-    took = first_look(context, candidate, largest)
-    if took is None or took < _HOPELESS_S or took < _HOPELESS * baseline.first_look_s:
-        return None
-    times = took / baseline.first_look_s
-    return NotTried(text=f"{times:.0f} times slower than eager at a first look, so it was not judged")
 
 
 def record_verdict(context: Context, candidate: Candidate, cases: tuple[CaseErrors, ...]) -> None:

@@ -18,11 +18,11 @@ from torchstone.bench.clock import MonotonicClock
 from torchstone.candidate import Candidate, Context
 from torchstone.records import Arrival, Build, Comparison, Failure, LoadResult
 
-__all__ = ["FEWEST_REQUESTS", "Timing", "first_look", "typical"]
+__all__ = ["Timing", "typical"]
 
 _REQUESTS_A_PASS = (8, 64)  # fewest and most
 _PASS_S = 0.1  # a pass should take this long, so that one context switch is not all that it shows
-FEWEST_REQUESTS = 4  # a pass of one call has too little power to show a small gain
+_FEWEST_REQUESTS = 4  # a pass of one call has too little power to show a small gain
 _SCREEN_SHARE = 0.5  # of the benchmark's time; the finalists' session has the rest
 _SCREEN_ROUNDS = 8
 
@@ -45,7 +45,7 @@ class Timing:
         """The requests of a pass: the quicker the calls, the more of them."""
         fewest, most = _REQUESTS_A_PASS
         traffic = self.context.spec.traffic
-        seconds = first_look(self.context, self.baseline, typical(traffic, fewest)[fewest // 2 :][:1])
+        seconds = _first_look(self.context, self.baseline, typical(traffic, fewest)[fewest // 2 :][:1])
         count = most if not seconds else int(min(most, max(fewest, _PASS_S / seconds)))
         return typical(traffic, count)
 
@@ -219,11 +219,11 @@ def typical(traffic: Sequence[Arrival], count: int) -> tuple[Arrival, ...]:
         return product
 
     ordered = sorted(traffic, key=volume)
-    count = max(FEWEST_REQUESTS, count)
+    count = max(_FEWEST_REQUESTS, count)
     return tuple(ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count))
 
 
-def first_look(context: Context, candidate: Candidate, requests: Sequence[Arrival]) -> float | None:
+def _first_look(context: Context, candidate: Candidate, requests: Sequence[Arrival]) -> float | None:
     """Seconds of the quickest of three passes; None where it does not answer."""
     seconds: list[float] = []
     for _ in range(3):
