@@ -58,7 +58,7 @@ def capture_errors() -> tuple[type[Exception], ...]:
         KeyError,
         IndexError,
         AssertionError,
-        NotImplementedError,
+        NotImplementedError,  # an operation without a fake kernel
     )
 
 

@@ -77,7 +77,7 @@ def output_spec(program: ExportedProgram) -> str | None:
     assert tree is not None  # export always writes it
     try:
         return _pytree.treespec_dumps(tree)
-    except NotImplementedError:
+    except NotImplementedError:  # pytree says so of a type that has no text form
         return None
 
 
