@@ -295,6 +295,22 @@ def test_wrong_comes_before_unverifiable_and_names_every_failed_case() -> None:
     assert found.relative == 0.4
 
 
+def test_a_model_that_is_not_deterministic_makes_no_candidate_wrong() -> None:
+    drawn = Case(name="drawn", kind="values", sizes={})
+    hold = Case(name="protocol-hold", kind="protocol", sizes={}, protocol="hold")
+    found = judge(
+        REASSOCIATES,
+        [CaseErrors(case="drawn", errors=(output(0.5),))],
+        [
+            ReferenceErrors(case=drawn, errors=(output(1e-7),)),
+            ReferenceErrors(case=hold, errors=(), problem="NOT_DETERMINISTIC: two calls differ"),
+        ],
+        Policy(),
+    )
+    assert isinstance(found, Unverifiable)
+    assert (found.case, found.text) == ("protocol-hold", "case protocol-hold: two calls differ")
+
+
 def test_weak_evidence_is_said() -> None:
     zero = output(0.0, 0.0, rms=0.0, error_rms=0.0)
     found = judge(

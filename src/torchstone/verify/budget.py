@@ -121,6 +121,10 @@ def judge(
         for r in references
         if r.case.name in by_name or r.problem
     ]
+    random = [r for r in references if (r.problem or "").startswith("NOT_DETERMINISTIC")]
+    if random:  # before all else: the difference that another case shows is then no fault of anyone's
+        finding = examine(held, None, random[0])
+        return Unverifiable(text=finding.text, case=finding.case)
     wrong = [f for f in findings if f.status == "wrong"]
     if wrong:
         return _wrong(wrong, findings)
