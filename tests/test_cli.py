@@ -17,7 +17,7 @@ COMMANDS = [name for name, _ in cli.COMMANDS]
 
 def torchstone(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from torchstone.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-m", "torchstone", *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -67,7 +67,7 @@ def write_workload(folder: Path) -> None:
 
 
 def start(workload: Path, home: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from torchstone.cli import main; main()", "run", str(workload)]
+    command = [sys.executable, "-m", "torchstone", "run", str(workload)]
     return subprocess.Popen(
         [*command, "--resume", "--json", "--home", str(home)],
         stdout=subprocess.PIPE,
