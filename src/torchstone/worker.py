@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Worker", "serve", "workload_of"]
 
 _POLL_S = 0.05
+_MEMORY_EVERY_S = 0.5  # reading every process of the tree takes milliseconds, of cores that may be timed
 _LOG_BYTES = 6000
 
 
@@ -74,7 +75,6 @@ class Worker:
         directory.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.limits = limits
-        self.peak_memory_bytes = 0
         self._log = directory / f"{name}.log"
         self._log_start = 0
         self._ended: Crashed | TimedOut | None = None
@@ -117,9 +117,13 @@ class Worker:
         self._log_start = self._log.stat().st_size
         try:
             self._connection.send((target, kwargs))
+            read_memory = started + _MEMORY_EVERY_S
             while not self._connection.poll(_POLL_S):
                 if time.monotonic() - started > limit_s:
                     return self._end(TimedOut(stage=stage, limit_s=limit_s, log=self.log_tail()))
+                if time.monotonic() < read_memory:
+                    continue
+                read_memory = time.monotonic() + _MEMORY_EVERY_S
                 used = self._resident_bytes()
                 if used > self.limits.memory_bytes:
                     text = f"used {used:,} bytes; the limit is {self.limits.memory_bytes:,}"
@@ -191,7 +195,6 @@ class Worker:
             for child in process.children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     total += child.memory_info().rss
-        self.peak_memory_bytes = max(self.peak_memory_bytes, total)
         return total
 
 
