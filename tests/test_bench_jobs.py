@@ -11,6 +11,8 @@ from torch import nn
 from torchstone.bench import jobs
 from torchstone.errors import InputError
 from torchstone.records import Dim
+from torchstone.verify.inputs import largest
+from torchstone.verify.jobs import candidate
 from torchstone.workload import Workload
 
 
@@ -43,6 +45,21 @@ def state():
 
 def request(rows, scale=2.0):
     return {"sizes": {"B": rows}, "scalars": {"scale": scale}}
+
+
+def test_the_largest_case_is_answered_once_in_the_life_of_a_process(state):
+    case = largest(WORKLOAD.spec())
+    jobs.season(state, case)
+    jobs.season(state, case)
+    assert [tuple(x.shape) for x, _ in state["seen"]] == [(8, 3)]
+
+
+def test_a_process_that_verified_has_had_its_largest_case(state, tmp_path):
+    case = largest(WORKLOAD.spec())
+    candidate(state, case, str(tmp_path / "answers.pt"))
+    before = len(state["seen"])
+    jobs.season(state, case)
+    assert len(state["seen"]) == before
 
 
 def test_a_round_times_each_request_in_order_and_makes_its_inputs_once(state):

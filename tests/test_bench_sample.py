@@ -26,14 +26,15 @@ class Machine:
     def runner(self, name, seconds=0.01, *, first=(), fails_at=None, failure=CRASH):
         calls = [0]
 
-        def run():
+        def run(part):
             calls[0] += 1
             self.diary.append(name)
             if fails_at is not None and calls[0] >= fails_at:
                 return failure
             took = first[calls[0] - 1] if calls[0] <= len(first) else seconds
-            self.clock.sleep(2 * took)
-            return (took, took)
+            count = part.stop - part.start
+            self.clock.sleep(count * took)
+            return (took,) * count
 
         return run
 
@@ -153,8 +154,55 @@ def test_progress():
 
 def test_a_pass_of_another_length_is_refused():
     machine = Machine()
-    with pytest.raises(InputError, match="2 times for 1 requests"):
-        machine.go(machine.runners("eager"), sizes=({"B": 1},))
+    with pytest.raises(InputError, match="1 times for 2 requests"):
+        machine.go({"eager": lambda part: (0.01,)})
+
+
+def test_labels_take_turns_part_by_part():
+    machine = Machine()
+    names = ("eager", BASELINE_AGAIN, "inductor")
+    sizes = tuple({"B": b} for b in range(1, 6))
+    session = machine.go(machine.runners(*names), sizes=sizes, parts=2, rounds=6)
+    turns = machine.diary[-6 * 2 * 3 :]
+    parts = [turns[i : i + 3] for i in range(0, len(turns), 3)]
+    assert all(sorted(p) == sorted(names) for p in parts)
+    for samples, name in zip(session.samples, names, strict=True):
+        assert samples.order == tuple(p.index(name) for p in parts)
+        assert samples.rounds == ((0.01,) * 5,) * 6
+
+
+@given(st.integers(1, 70), st.integers(1, 100))
+def test_parts_are_the_whole_pass_in_order(requests, parts):
+    plan = Plan(
+        session="s",
+        baseline="eager",
+        sizes=({"B": 1},) * requests,
+        rounds=5,
+        budget_s=1,
+        seed=0,
+        parts=parts,
+    )
+    cuts = plan.cuts()
+    assert [i for cut in cuts for i in range(requests)[cut]] == list(range(requests))
+    lengths = [cut.stop - cut.start for cut in cuts]
+    assert len(cuts) == min(parts, requests)
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_who_fails_within_a_round_leaves_the_others_whole():
+    machine = Machine()
+    runners = machine.runners("eager", "inductor")
+    runners["openvino"] = machine.runner("openvino", fails_at=6)
+    session = machine.go(runners, parts=2)
+    assert [s.recipe for s in session.samples] == ["eager", "inductor"]
+    assert {len(r) for s in session.samples for r in s.rounds} == {2}
+
+
+def test_a_noisy_start_is_not_taken_for_warming_up():
+    machine = Machine()
+    noisy = (0.01, 0.01, 0.01, 0.011, 0.009, 0.012, 0.01, 0.011, 0.009)
+    session = machine.go({"eager": machine.runner("eager", first=noisy)})
+    assert session.samples[0].steady
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=12))

@@ -478,13 +478,13 @@ class Samples(Record, frozen=True, kw_only=True, tag="samples"):
     rounds: tuple[tuple[float, ...], ...]
     """Seconds a call, per round, in the order they ran; round i of every label is adjacent in time."""
     order: tuple[int, ...]
-    """Position of this label within each round."""
+    """Position of this label within each part of each round: labels take turns part by part."""
     sizes: tuple[dict[str, int], ...]
     """Sizes of the requests that one round replays, in order."""
     warmup: tuple[float, ...]
     """Warm-up calls, seconds, kept for the record."""
     steady: bool
-    """Whether the warm-up had settled before the first round."""
+    """Whether times had stopped falling when the rounds began."""
 
 
 Relation = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]

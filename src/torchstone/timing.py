@@ -17,11 +17,14 @@ from torchstone.bench import load as open_load
 from torchstone.bench.clock import MonotonicClock
 from torchstone.candidate import Candidate, Context
 from torchstone.records import Arrival, Build, Comparison, Failure, LoadResult
+from torchstone.verify.inputs import largest
 
 __all__ = ["Timing", "typical"]
 
 _REQUESTS_A_PASS = (8, 64)  # fewest and most
-_PASS_S = 0.1  # a pass should take this long, so that one context switch is not all that it shows
+# A pass should take this long, so that one context switch is not all that it shows; a longer one is cut
+# into parts of about this length.
+_PASS_S = 0.1
 _FEWEST_REQUESTS = 4  # a pass of one call has too little power to show a small gain
 _SCREEN_SHARE = 0.5  # of the benchmark's time; the finalists' session has the rest
 _SCREEN_ROUNDS = 8
@@ -48,6 +51,12 @@ class Timing:
         seconds = _first_look(self.context, self.baseline, typical(traffic, fewest)[fewest // 2 :][:1])
         count = most if not seconds else int(min(most, max(fewest, _PASS_S / seconds)))
         return typical(traffic, count)
+
+    @cached_property
+    def _parts(self) -> int:
+        """Parts of a pass, each about as long as the shortest pass should be."""
+        seconds = _first_look(self.context, self.baseline, self._requests) or 0.0
+        return int(min(len(self._requests), max(1.0, seconds / _PASS_S)))
 
     def screen(self, verified: Sequence[Candidate]) -> dict[str, Comparison]:
         """Each candidate beside the baseline, briefly, to choose the finalists."""
@@ -149,7 +158,10 @@ class Timing:
             rounds=rounds,
             budget_s=budget_s,
             seed=self.context.seed,
+            parts=self._parts,
         )
+        for candidate in (self.baseline, self.again, *candidates):
+            self._season(candidate)
         runners = {self.baseline.text: self._runner(self.baseline)}
         runners[sample.BASELINE_AGAIN] = self._runner(self.again)
         runners |= {c.text: self._runner(c) for c in candidates}
@@ -160,15 +172,24 @@ class Timing:
             self.context.note(f"not timed    {label}: {getattr(failure, 'text', 'no answer')}")
         return session.samples
 
+    def _season(self, candidate: Candidate) -> None:
+        """Give a worker that has not verified the past of those that have; what fails fails again."""
+        candidate.call(
+            "torchstone.bench.jobs:season",
+            stage="season",
+            limit_s=self.context.policy.call_s,
+            case=largest(self.context.spec),
+        )
+
     def _runner(self, candidate: Candidate) -> sample.Runner:
         requests = [msgspec.to_builtins(r) for r in self._requests]
 
-        def run() -> tuple[float, ...] | Failure:
+        def run(part: slice) -> tuple[float, ...] | Failure:
             result: tuple[float, ...] | Failure = candidate.call(
                 "torchstone.bench.jobs:round",
                 stage="bench",
-                limit_s=self.context.policy.call_s * len(requests),
-                requests=requests,
+                limit_s=self.context.policy.call_s * len(requests[part]),
+                requests=requests[part],
                 seed=self.context.seed,
             )
             return result
@@ -177,6 +198,7 @@ class Timing:
 
     def _load(self, candidate: Candidate, rate: float) -> LoadResult | None:
         policy = self.context.policy
+        self._season(candidate)
         served = candidate.call(
             "torchstone.bench.jobs:load",
             stage="load",
@@ -230,11 +252,11 @@ def _first_look(context: Context, candidate: Candidate, requests: Sequence[Arriv
         result = candidate.call(
             "torchstone.bench.jobs:round",
             stage="first look",
-            limit_s=context.policy.call_s,
+            limit_s=context.policy.call_s * len(requests),
             requests=[msgspec.to_builtins(r) for r in requests],
             seed=context.seed,
         )
         if not isinstance(result, tuple):
             return None
-        seconds.extend(result)
+        seconds.append(sum(result))
     return min(seconds)

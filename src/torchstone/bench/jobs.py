@@ -17,13 +17,27 @@ from torchstone.records import Case
 from torchstone.verify.inputs import materialize
 from torchstone.worker import workload_of
 
-__all__ = ["load", "round"]
+__all__ = ["load", "round", "season"]
 
 Request = dict[str, Any]
 """``{"sizes": {dim: size}, "scalars": {input: value}}``; scalars may be left out."""
 
 # Times the requested seconds: an overloaded run stops then, and what is still waiting is late for good.
 _DRAIN = 2.0
+
+
+def season(state: dict[str, Any], case: Case) -> None:
+    """Answer one case untimed, unless this process has done so; the largest is what it is for.
+
+    A process that has served its largest request is quicker from then on: glibc raises the size from
+    which it maps memory anew for each tensor (``M_MMAP_THRESHOLD`` in mallopt(3)), and page faults go
+    away with it. That is a difference of 6 to 8% for a small encoder on a CPU, and so more than
+    candidates may be promoted for: all that are compared must have the same past.
+    """
+    served: set[str] = state.setdefault("served", set())
+    if case.name not in served:
+        served.add(case.name)
+        _call_of(state)(*materialize(workload_of(state), case))
 
 
 def round(  # noqa: A001  the job's name in a plan is "round", and nothing here rounds
@@ -67,8 +81,7 @@ def load(
 def _prepared(
     state: dict[str, Any], requests: Sequence[Request], seed: int
 ) -> tuple[Callable[..., object], list[tuple[Any, ...]]]:
-    if "call" not in state:
-        raise InputError("no candidate is loaded in this worker", hint="run a build or load job first")
+    call = _call_of(state)
     if not requests:
         raise InputError("there are no requests to replay")
     cache: dict[bytes, tuple[Any, ...]] = state.setdefault("bench_inputs", {})
@@ -82,7 +95,14 @@ def _prepared(
             case = Case(name=name, kind="traffic", sizes=sizes, scalars=scalars, seed=seed)
             cache[key] = materialize(workload_of(state), case)
         inputs.append(cache[key])
-    return _finishing(state["call"], inputs), inputs
+    return _finishing(call, inputs), inputs
+
+
+def _call_of(state: dict[str, Any]) -> Callable[..., object]:
+    if "call" not in state:
+        raise InputError("no candidate is loaded in this worker", hint="run a build or load job first")
+    call: Callable[..., object] = state["call"]
+    return call
 
 
 def _finishing(call: Callable[..., object], inputs: list[tuple[Any, ...]]) -> Callable[..., object]:

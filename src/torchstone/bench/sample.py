@@ -1,8 +1,9 @@
 """Interleaved sampling: every label once a round, adjacent in time, in an order that changes.
 
 What changes on a machine during a benchmark (frequency, neighbours, temperature) changes for all labels
-of a round alike, so differences are taken within rounds. The order within a round is drawn anew each
-round, so that no label always runs after the same other one.
+of a round alike, so differences are taken within rounds. A long pass is cut into parts, and the labels
+take turns part by part: the nearer in time two calls are, the more they have in common. The order is
+drawn anew for each part, so that no label always runs after the same other one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +21,8 @@ from torchstone.records import Failure, Record, Samples
 
 __all__ = ["BASELINE_AGAIN", "MIN_ROUNDS", "Plan", "Runner", "Session", "interleave", "steady"]
 
-Runner = Callable[[], tuple[float, ...] | Failure]
-"""Runs one pass over the requests; gives the seconds of each call, or why there are none."""
+Runner = Callable[[slice], tuple[float, ...] | Failure]
+"""Runs some requests of a pass; gives the seconds of each call, or why there are none."""
 
 BASELINE_AGAIN = "baseline-again"
 """Label of the A/A control: the baseline once more, in a process of its own."""
@@ -50,6 +52,14 @@ class Plan(Record, frozen=True, kw_only=True):
     """Time for warm-up and rounds of all labels, seconds."""
     seed: int
     """Of the order within rounds."""
+    parts: int = 1
+    """Parts that a pass is cut into."""
+
+    def cuts(self) -> tuple[slice, ...]:
+        """The requests of each part, in order."""
+        count = len(self.sizes)
+        ends = [count * i // self.parts for i in range(self.parts + 1)]
+        return tuple(slice(a, b) for a, b in pairwise(ends) if a < b)
 
 
 class Session(Record, frozen=True, kw_only=True):
@@ -65,7 +75,7 @@ class Session(Record, frozen=True, kw_only=True):
 class _Label:
     runner: Runner
     warmup: list[tuple[float, ...]] = field(default_factory=list)
-    steady: bool = False
+    settled: bool = False
     last_s: float = 0.0
     rounds: list[tuple[float, ...]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
@@ -113,17 +123,19 @@ def interleave(
 def steady(totals: Sequence[float]) -> bool:
     """Whether passes have stopped getting faster.
 
-    The median of the last ``k`` passes may not lie more than 5% below the median of the ``k`` before,
-    with ``k`` = 3, or half of the passes while there are fewer than 6. One-sided, since warming up only
-    ever makes a pass faster; medians, since one compilation or context switch is no trend.
+    They have not while each of the last ``k`` is faster than each of the ``k`` before, and their medians
+    differ by more than 5%; ``k`` is 3, or half of the passes while there are fewer than 6. One-sided,
+    since warming up only ever makes a pass faster; and one compilation or context switch is no trend.
 
     :param totals: seconds of each pass, in order.
     """
     k = min(_WINDOW, len(totals) // 2)
     if k == 0:
         return False
-    last, before = statistics.median(totals[-k:]), statistics.median(totals[-2 * k : -k])
-    return last >= before * (1 - _TOLERANCE)
+    last, before = totals[-k:], totals[-2 * k : -k]
+    if max(last) >= min(before):
+        return True
+    return statistics.median(last) >= statistics.median(before) * (1 - _TOLERANCE)
 
 
 def _warm_up(label: _Label, plan: Plan, clock: Clock, share_s: float) -> Failure | None:
@@ -131,19 +143,20 @@ def _warm_up(label: _Label, plan: Plan, clock: Clock, share_s: float) -> Failure
     start = clock.now()
     while True:
         began = clock.now()
-        result = label.runner()
+        whole = slice(0, len(plan.sizes))
+        result = label.runner(whole)
         if not isinstance(result, tuple):
             return result
-        _check(result, plan)
+        _check(result, whole)
         label.warmup.append(result)
         label.last_s = clock.now() - began
-        label.steady = steady([sum(p) for p in label.warmup])
+        label.settled = steady([sum(p) for p in label.warmup])
         passes = len(label.warmup)
         # The next pass takes about as long as this one: stop before the share is overdrawn.
         spent = clock.now() - start + label.last_s > share_s
         if passes >= _WARMUP_MOST or (spent and passes >= _WARMUP_FEWEST):
             return None
-        if label.steady and passes >= _WARMUP_USUAL:
+        if label.settled and passes >= _WARMUP_USUAL:
             return None
 
 
@@ -158,21 +171,25 @@ def _affordable(
 def _round(
     labels: Mapping[str, _Label], failures: dict[str, Failure], plan: Plan, rng: np.random.Generator
 ) -> None:
-    alive = [name for name in labels if name not in failures]
-    for position, index in enumerate(rng.permutation(len(alive)).tolist()):
-        name = alive[index]
-        result = labels[name].runner()
-        if isinstance(result, tuple):
-            _check(result, plan)
-            labels[name].rounds.append(result)
-            labels[name].order.append(position)
-        else:
-            failures[name] = result
+    times: dict[str, list[float]] = {name: [] for name in labels if name not in failures}
+    for part in plan.cuts():
+        alive = [name for name in times if name not in failures]
+        for position, index in enumerate(rng.permutation(len(alive)).tolist()):
+            name = alive[index]
+            result = labels[name].runner(part)
+            if isinstance(result, tuple):
+                _check(result, part)
+                times[name] += result
+                labels[name].order.append(position)
+            else:
+                failures[name] = result
+    for name, seconds in times.items():
+        labels[name].rounds.append(tuple(seconds))
 
 
-def _check(result: tuple[float, ...], plan: Plan) -> None:
-    if len(result) != len(plan.sizes):
-        raise InputError(f"a pass gave {len(result)} times for {len(plan.sizes)} requests")
+def _check(result: tuple[float, ...], part: slice) -> None:
+    if len(result) != part.stop - part.start:
+        raise InputError(f"a pass gave {len(result)} times for {part.stop - part.start} requests")
 
 
 def _samples(name: str, label: _Label, plan: Plan) -> Samples:
@@ -186,5 +203,5 @@ def _samples(name: str, label: _Label, plan: Plan) -> Samples:
         order=tuple(label.order),
         sizes=plan.sizes,
         warmup=tuple(seconds for one in label.warmup for seconds in one),
-        steady=label.steady,
+        steady=steady([sum(seconds) for seconds in label.rounds[: 2 * _WINDOW]]),
     )

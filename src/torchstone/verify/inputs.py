@@ -15,7 +15,7 @@ from torchstone.records import Arrival, Case, Dim, ScalarSpec, TensorSpec, Workl
 if TYPE_CHECKING:
     from torchstone.workload import Workload
 
-__all__ = ["BEYOND", "cases", "materialize"]
+__all__ = ["BEYOND", "cases", "largest", "materialize"]
 
 BEYOND = ("large", "mixed")
 """Ways to fill floats that leave the example's magnitudes, where no range is stated."""
@@ -53,6 +53,16 @@ def cases(spec: WorkloadSpec, seed: int) -> tuple[Case, ...]:
             seed=base + position,
         )
         for position, c in enumerate(listed)
+    )
+
+
+def largest(spec: WorkloadSpec) -> Case:
+    """The costly case: every dim at its largest."""
+    return Case(
+        name="dims-high",
+        kind="dims",
+        sizes={d.name: _high(d) for d in spec.dims},
+        scalars={s.name: s.high for s in _scalars(spec)},
     )
 
 
@@ -102,12 +112,7 @@ def _dims_cases(spec: WorkloadSpec) -> Iterator[Case]:
         sizes={d.name: _low(d) for d in spec.dims},
         scalars={s.name: s.low for s in _scalars(spec)},
     )
-    high = Case(
-        name="dims-high",
-        kind="dims",
-        sizes={d.name: _high(d) for d in spec.dims},
-        scalars={s.name: s.high for s in _scalars(spec)},
-    )
+    high = largest(spec)
     if low.sizes or low.scalars != high.scalars:
         yield low
     seen = [low.sizes, high.sizes]
