@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from torchstone import records
+from torchstone.records import environment, evidence, verdict, workload
 from torchstone.report import collect
 
 __all__ = ["schema", "text"]
@@ -25,7 +25,11 @@ _URI = "https://json-schema.org/draft/2020-12/schema"
 def schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of :class:`~torchstone.report.collect.Report`."""
     made = msgspec.json.schema(collect.Report, schema_hook=_anything)
-    documents = {**_docstrings(records), **_docstrings(collect)}
+    documents = {
+        key: text
+        for module in (workload, environment, verdict, evidence, collect)
+        for key, text in _docstrings(module).items()
+    }
     for name, definition in made["$defs"].items():
         for field, described in definition.get("properties", {}).items():
             if (name, field) in documents:
