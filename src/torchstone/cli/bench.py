@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
-from torchstone.cli.options import answer_json, home_of, home_option, json_option
+from torchstone.cli.ask import answer, ask, question
 
 
 @click.command(
@@ -14,14 +14,8 @@ from torchstone.cli.options import answer_json, home_of, home_option, json_optio
     epilog="Example: torchstone bench examples/digits --recipe openvino --recipe onnxruntime",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.argument("workload", type=click.Path(path_type=Path))
-@click.option("--recipe", "recipes", multiple=True, required=True, help="Recipe to time; repeat.")
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@home_option
-@json_option
-def command(
-    workload: Path, recipes: tuple[str, ...], seed: int, home: Path | None, as_json: bool
-) -> int:
+@question
+def command(recipes: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Time recipes for WORKLOAD interleaved with eager, on the recorded traffic.
 
     What is not right is not timed: each recipe is verified first. The answer is a ratio with its
@@ -29,19 +23,10 @@ def command(
 
     Exit code 0: all were timed. 1: one could not be, since it is not Verified.
     """
-    from torchstone.cli.ask import ask
     from torchstone.records import Comparison
 
-    outcome = ask(workload, recipes, home=home_of(home), seed=seed, until="bench", quiet=as_json)
+    outcome = ask(recipes=recipes, as_json=as_json, until="bench", **options)
     asked = set(outcome.asked(recipes))
     latest = {e.recipe: e for e in outcome.store.entries if isinstance(e, Comparison)}
-    comparisons = [c for text, c in latest.items() if text in asked]
-    if as_json:
-        answer_json(comparisons)
-    else:
-        from rich.console import Console
-
-        from torchstone.report import terminal
-
-        terminal.render(outcome.collected(), Console())
+    answer(outcome, [c for text, c in latest.items() if text in asked], as_json=as_json)
     return 0 if asked - {"eager"} <= set(latest) else 1
