@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchstone import backends, recipe
+from torchstone import backends, quantize, recipe
 from torchstone.backends import inductor
 
 PROBE = """
@@ -73,3 +73,22 @@ def test_a_recipe_finds_its_backend() -> None:
     for each in recipe.default_recipes():
         assert isinstance(each.engine, backends.of(each).engine)
     assert isinstance(backends.of(recipe.parse("inductor(module)")), inductor.InductorBackend)
+
+
+@pytest.mark.parametrize(
+    ("numeric", "isa", "lacks"),
+    [
+        ("precision(bf16)", ("avx2", "fma"), "bf16"),
+        ("precision(bf16_autocast)", ("amx_bf16", "avx2"), None),
+        ("precision(fp16)", ("avx512_bf16",), "fp16"),
+        ("quantize(pt2e_static)", ("avx2",), "int8"),
+        ("quantize(int8_dynamic)", ("avx2", "avx_vnni"), None),
+        ("quantize(int8_dynamic)", (), None),
+    ],
+)
+def test_what_a_processor_lacks_for_a_number_format(
+    numeric: str, isa: tuple[str, ...], lacks: str | None
+) -> None:
+    found = quantize.lacking(recipe.parse(f"inductor + {numeric}").numeric, isa)
+    assert (found is None) == (lacks is None)
+    assert found is None or f"no {lacks} instructions" in found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from torchstone import backends, bundle, env, pipeline, settings, store
+from torchstone import backends, bundle, env, pipeline, quantize, settings, store
 from torchstone import recipe as recipes_module
 from torchstone import workload as workload_module
 from torchstone.candidate import Context, Progress, slug
@@ -243,7 +243,7 @@ def execute(request: Request, progress: Progress) -> Run:
     workload = request.workload
     environment = env.environment(settings.load().threads)
     spec = _spec(workload, environment)
-    wanted = request.recipes or workload.recipes or recipes_module.default_recipes()
+    wanted = request.recipes or workload.recipes or _default_recipes(environment)
     header = _header(request, spec, with_baseline(wanted), environment)
     run_store = _resumable(request.home, header) if request.resume else None
     if run_store is None:
@@ -265,6 +265,14 @@ def execute(request: Request, progress: Progress) -> Run:
         finally:
             progress.done()
     return Run(run_store, workload)
+
+
+def _default_recipes(environment: Environment) -> tuple[Recipe, ...]:
+    """Number formats that this processor would emulate come last: they cost minutes and rarely pay."""
+    listed = recipes_module.default_recipes()
+    if environment.devices:
+        return listed
+    return tuple(sorted(listed, key=lambda r: quantize.lacking(r.numeric, environment.isa) is not None))
 
 
 def _dump(workload: Workload, path: Path, spec: WorkloadSpec) -> None:

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from torchstone import recipe
+from torchstone import quantize, recipe
 from torchstone.records import Absent
 
 __all__ = ["absent", "notes", "options"]
@@ -40,8 +40,5 @@ def absent(engine: str) -> Absent | None:
 
 def notes(made: recipe.Recipe) -> tuple[str, ...]:
     """What this processor lacks for the recipe to pay."""
-    if not isinstance(made.numeric, recipe.Quantize):
-        return ()
-    from torchstone.quantize import pt2e
-
-    return pt2e.notes()
+    lacking = quantize.lacking(made.numeric)
+    return () if lacking is None else (lacking,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,28 @@ if TYPE_CHECKING:
 
     from torchstone.workload import Workload
 
-__all__ = ["needs_program", "probe", "program", "transform"]
+__all__ = ["lacking", "needs_program", "probe", "program", "transform"]
+
+_INSTRUCTIONS = {
+    "int8": ("avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm"),
+    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+}
+"""Instruction sets that multiply numbers of a format as they are."""
+
+
+def lacking(numeric: Numeric | None, isa: Collection[str] | None = None) -> str | None:
+    """What the processor lacks for the format to pay; None where it lacks nothing or does not say.
+
+    :param isa: its instruction sets; those of this machine if None.
+    """
+    if numeric is None:
+        return None
+    word = numeric.format.partition("_")[0] if isinstance(numeric, Precision) else "int8"
+    has = set(env.instruction_sets() if isa is None else isa)
+    if not has or has.intersection(_INSTRUCTIONS[word]):
+        return None
+    return f"the processor has no {word} instructions: {word} runs on slow paths"
 
 
 def needs_program(numeric: Numeric | None) -> bool:
@@ -66,7 +88,12 @@ def program(
         from torchstone.quantize import pt2e
 
         assert isinstance(numeric, Quantize)
-        converted = pt2e.quantize(captured, workload, dynamic=numeric.scheme == "pt2e_dynamic")
+        converted = pt2e.quantize(
+            captured,
+            workload,
+            dynamic=numeric.scheme == "pt2e_dynamic",
+            reduce_range=lacking(numeric) is not None,
+        )
     else:
         converted = transform(workload.module(), numeric, workload.example())
     exported = export.export(workload, converted)

@@ -10,22 +10,25 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from torchstone import env
 from torchstone.records import Arrival, Case, WorkloadSpec
 from torchstone.verify import inputs
 from torchstone.workload import Workload
 
-__all__ = ["notes", "quantize"]
+__all__ = ["quantize"]
 
 _RUNS = 6
 _BATCHES = 8
 
 
-def quantize(program: ExportedProgram, workload: Workload, *, dynamic: bool) -> nn.Module:
+def quantize(
+    program: ExportedProgram, workload: Workload, *, dynamic: bool, reduce_range: bool
+) -> nn.Module:
     """The program with int8 matmuls and convolutions, as a graph module that takes the same inputs.
 
     :param dynamic: quantize activations by their range in each call; else by the range seen in
         calibration, which uses recorded shapes and the first labelled inputs.
+    :param reduce_range: leave the highest bit unused: the 16-bit sums of processors without VNNI
+        would overflow.
     """
     from torchao.quantization.pt2e import allow_exported_model_train_eval
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -34,7 +37,7 @@ def quantize(program: ExportedProgram, workload: Workload, *, dynamic: bool) -> 
     quantizer = x86.X86InductorQuantizer()
     config = x86.get_default_x86_inductor_quantization_config(
         is_dynamic=dynamic,
-        reduce_range=bool(notes()),  # else the 16-bit sums of older processors overflow
+        reduce_range=reduce_range,
     )
     quantizer.set_global(config)
     prepared = prepare_pt2e(program.module(check_guards=False), quantizer)
@@ -45,14 +48,6 @@ def quantize(program: ExportedProgram, workload: Workload, *, dynamic: bool) -> 
     assert isinstance(converted, torch.fx.GraphModule)
     allow_exported_model_train_eval(converted)
     return converted
-
-
-def notes() -> tuple[str, ...]:
-    """What this processor lacks for int8 to pay."""
-    isa = env.instruction_sets()
-    if any("vnni" in name or name == "amx_int8" for name in isa) or "i8mm" in isa:
-        return ()
-    return ("this processor has neither VNNI nor AMX: int8 runs on slow paths",)
 
 
 def _calibration(workload: Workload) -> Iterator[tuple[Any, ...]]:
