@@ -75,8 +75,9 @@ class Context:
     """Guards the store and the progress, since candidates are built in parallel."""
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set when the run is being abandoned: what fails from then on is no evidence."""
-    judge_lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while the reference worker, which the lanes share, runs a job."""
+    judging: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a candidate is judged: models that run at once on the same cores wait for each other's
+    threads, and small calls then take a hundred times as long. Builds go on meanwhile."""
 
     def start(self, name: str) -> Worker:
         """Start a worker that knows the workload; its log is ``work/NAME.log``."""

@@ -143,11 +143,10 @@ class Judge:
 
     def call(self, target: str, /, *, stage: str, limit_s: float, **kwargs: object) -> Any:
         """Run a job in the reference worker, started anew if it has died."""
-        with self.context.judge_lock:
-            if self._worker is None or not self._worker.alive:
-                self.close()
-                self._worker = self.context.start("reference")
-            return self._worker.call(target, stage=stage, limit_s=limit_s, **kwargs)
+        if self._worker is None or not self._worker.alive:
+            self.close()
+            self._worker = self.context.start("reference")
+        return self._worker.call(target, stage=stage, limit_s=limit_s, **kwargs)
 
     def close(self) -> None:
         """Free the worker."""
@@ -169,18 +168,18 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
         candidate.verdict = known.verdict
     else:
         context.step(f"building {candidate.text}")
-        failure = candidate.prepare()
-        if failure is None:
+        candidate.verdict = candidate.prepare()
+    with context.judging:
+        if candidate.verdict is None:
             context.step(f"verifying {candidate.text}")
             entry = judge.verify(candidate)
             candidate.verdict = entry.verdict
             record_verdict(context, candidate, entry.cases)
-        else:
-            candidate.verdict = failure
+        elif known is None:
             record_verdict(context, candidate, ())
-    needs_metric = context.spec.metric is not None and candidate.recipe != fallback()
-    if isinstance(candidate.verdict, Verified) and needs_metric:
-        _metric(context, judge, candidate, baseline)
+        needs_metric = context.spec.metric is not None and candidate.recipe != fallback()
+        if isinstance(candidate.verdict, Verified) and needs_metric:
+            _metric(context, judge, candidate, baseline)
     if not isinstance(candidate.verdict, Verified) or _memory_is_short():
         candidate.close()
     context.advance()

@@ -42,13 +42,8 @@ def predict(state: State, path: str) -> int:
     :returns: the number of examples.
     """
     call = state.get("call") or (lambda *inputs: leaves(module_of(state)(*inputs)))
-    outputs: Outputs = [
-        [
-            leaf.detach().cpu().clone() if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in call(*inputs)
-        ]
-        for inputs, _ in workload_of(state).labelled()
-    ]
+    labelled = workload_of(state).labelled()
+    outputs: Outputs = [[_copied(leaf) for leaf in call(*inputs)] for inputs, _ in labelled]
     torch.save(outputs, path)
     return len(outputs)
 
