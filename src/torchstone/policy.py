@@ -49,8 +49,8 @@ class Policy(Record, frozen=True, kw_only=True):
     """Time limit of one call, seconds."""
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
     """Memory limit of a candidate's process; half of the machine's where not given."""
-    rounds: Annotated[int, msgspec.Meta(ge=5)] = 20
-    """Interleaved rounds of the benchmark."""
+    rounds: Annotated[int, msgspec.Meta(ge=5)] = 60
+    """Most interleaved rounds of the benchmark, where its time allows so many."""
     bench_s: Positive = 60.0
     """Time for the interleaved benchmark, seconds; rounds are cut, never below 5."""
     load_s: NotNegative = 5.0

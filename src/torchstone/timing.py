@@ -97,7 +97,7 @@ class Timing:
         if finalists and not any(known):
             policy = self.context.policy
             budget_s = policy.bench_s * (1 - _SCREEN_SHARE)
-            self.context.progress.stage("final", policy.rounds, budget_s)
+            self.context.progress.stage("final", None, budget_s)
             self.context.progress.step(f"interleaving {', '.join(c.text for c in finalists)}")
             session = self._session("final", finalists, policy.rounds, budget_s, self._on_round())
             for comparison in stats.compare_all(session):
