@@ -432,6 +432,7 @@ def test_what_is_written_says_what_happened():
     slower = compare_runs(run(0), run(1, (0.3,)))
     assert not slower.passed
     assert "**failed**" in markdown(slower)
+    assert f"run of {slower.new} against run of {slower.old}" in markdown(slower)
     case = ElementTree.fromstring(junit(slower).encode()).find(".//testcase[@name='speed']/failure")
     assert case is not None
     assert "1.5" in case.attrib["message"]

@@ -459,14 +459,14 @@ def markdown(diff: RunDiff) -> str:
     if diff.refused is not None:
         return f"## torchstone compare: refused\n\n{_line(diff.refused)}\n"
     verdict = (
-        "nothing became slower or less right"
+        "Nothing became slower or less right"
         if diff.passed
         else f"{failed} of {len(diff.checks)} failed"
     )
     lines = [
         f"## torchstone compare: {'passed' if diff.passed else 'failed'}",
         "",
-        f"{verdict}: run of {diff.new} against run of {diff.old}".capitalize(),
+        f"{verdict}: run of {diff.new} against run of {diff.old}",
         "",
         "| check | result | |",
         "|---|---|---|",
