@@ -7,9 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
-from torchstone import backends, quantize, recipe
+from torchstone import backends, env, quantize, recipe, run
 from torchstone.backends import inductor
 
 PROBE = """
@@ -92,3 +93,16 @@ def test_what_a_processor_lacks_for_a_number_format(
     found = quantize.lacking(recipe.parse(f"inductor + {numeric}").numeric, isa)
     assert (found is None) == (lacks is None)
     assert found is None or f"no {lacks} instructions" in found
+
+
+def test_formats_that_the_processor_would_emulate_are_tried_last() -> None:
+    here = env.environment()
+
+    def order(isa: tuple[str, ...], devices: tuple[str, ...] = ()) -> list[recipe.Recipe]:
+        return list(run.default_recipes(msgspec.structs.replace(here, isa=isa, devices=devices)))
+
+    listed = list(recipe.default_recipes())
+    plain = [r for r in listed if r.numeric is None]
+    assert order(("avx2",)) == plain + [r for r in listed if r.numeric is not None]
+    assert order(("avx512_bf16", "avx512_vnni")) == listed
+    assert order(("avx2",), devices=("NVIDIA H200",)) == listed

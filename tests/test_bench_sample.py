@@ -198,11 +198,24 @@ def test_who_fails_within_a_round_leaves_the_others_whole():
     assert {len(r) for s in session.samples for r in s.rounds} == {2}
 
 
-def test_a_noisy_start_is_not_taken_for_warming_up():
+def test_a_short_warm_up_is_forgiven_where_the_rounds_do_not_fall():
     machine = Machine()
-    noisy = (0.01, 0.01, 0.01, 0.011, 0.009, 0.012, 0.01, 0.011, 0.009)
-    session = machine.go({"eager": machine.runner("eager", first=noisy)})
-    assert session.samples[0].steady
+    (eager,) = machine.go({"eager": machine.runner("eager", first=(0.02, 0.01))}, budget_s=0.3).samples
+    assert eager.warmup == (0.02, 0.02, 0.01, 0.01)
+    assert eager.steady
+
+
+def test_rounds_that_fall_are_not_steady_whatever_the_warm_up_showed():
+    machine = Machine()
+    first = (0.01,) * 3 + (0.03,) * 3
+    (eager,) = machine.go({"eager": machine.runner("eager", first=first)}).samples
+    assert len(eager.warmup) == 2 * 3
+    assert not eager.steady
+
+
+def test_noise_is_no_trend():
+    """The medians fall by more than the tolerance, but the passes overlap."""
+    assert steady([1.0, 1.2, 0.95, 1.1, 0.85, 0.9])
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=12))

@@ -77,7 +77,7 @@ class Context:
     """Set when the run is being abandoned: what fails from then on is no evidence."""
     judging: threading.Lock = field(default_factory=threading.Lock)
     """Held while a candidate is judged: models that run at once on the same cores wait for each other's
-    threads, and small calls then take a hundred times as long. Builds go on meanwhile."""
+    threads, and small calls most of all. Builds go on meanwhile."""
 
     def start(self, name: str) -> Worker:
         """Start a worker that knows the workload; its log is ``work/NAME.log``."""

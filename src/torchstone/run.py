@@ -243,7 +243,7 @@ def execute(request: Request, progress: Progress) -> Run:
     workload = request.workload
     environment = env.environment(settings.load().threads)
     spec = _spec(workload, environment)
-    wanted = request.recipes or workload.recipes or _default_recipes(environment)
+    wanted = request.recipes or workload.recipes or default_recipes(environment)
     header = _header(request, spec, with_baseline(wanted), environment)
     run_store = _resumable(request.home, header) if request.resume else None
     if run_store is None:
@@ -267,8 +267,11 @@ def execute(request: Request, progress: Progress) -> Run:
     return Run(run_store, workload)
 
 
-def _default_recipes(environment: Environment) -> tuple[Recipe, ...]:
-    """Number formats that this processor would emulate come last: they cost minutes and rarely pay."""
+def default_recipes(environment: Environment) -> tuple[Recipe, ...]:
+    """What a run tries that names no recipes.
+
+    Number formats that the processor would emulate come last: they cost minutes and rarely pay.
+    """
     listed = recipes_module.default_recipes()
     if environment.devices:
         return listed

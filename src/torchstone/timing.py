@@ -173,7 +173,10 @@ class Timing:
         return session.samples
 
     def _season(self, candidate: Candidate) -> None:
-        """Give a worker that has not verified the past of those that have; what fails fails again."""
+        """Give a worker that has not verified the past of those that have.
+
+        Nothing is made of a failure: verification has told of it, or the passes will.
+        """
         candidate.call(
             "torchstone.bench.jobs:season",
             stage="season",

@@ -31,8 +31,8 @@ def season(state: dict[str, Any], case: Case) -> None:
 
     A process that has served its largest request is quicker from then on: glibc raises the size from
     which it maps memory anew for each tensor (``M_MMAP_THRESHOLD`` in mallopt(3)), and page faults go
-    away with it. That is a difference of 6 to 8% for a small encoder on a CPU, and so more than
-    candidates may be promoted for: all that are compared must have the same past.
+    away with it. For a small encoder on a CPU that is more than candidates may be promoted for, so all
+    that are compared must have the same past.
     """
     served: set[str] = state.setdefault("served", set())
     if case.name not in served:

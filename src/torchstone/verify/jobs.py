@@ -98,7 +98,7 @@ def candidate(state: State, case: Case, path: str) -> None:
         return call if module is None else _disturbed(state, module, call)
 
     driven = drive(call, case, inputs, other=other, change=change)
-    state.setdefault("served", set()).add(case.name)
+    state.setdefault("served", set()).add(case.name)  # bench's season need not repeat it
     state["verify.outputs"] = driven.outputs
     torch.save({"inputs": digest((*inputs, *other)), "driven": vars(driven)}, path)
 

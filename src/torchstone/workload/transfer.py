@@ -91,6 +91,7 @@ def _pickle(workload: Workload) -> bytes:
 
     try:
         data: bytes = cloudpickle.dumps(workload)
+    # what __reduce__ and __getstate__ of locks, handles, tensor subclasses, ... refuse with
     except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
         what = f"workload {workload.name!r} cannot be sent to a worker: {error}"
         raise WorkloadError(what, hint=FACTORY) from error
