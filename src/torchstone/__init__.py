@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchstone.bundle.load import load as load
+    from torchstone.capture.tracer.program import Program as Program
+    from torchstone.capture.tracer import trace as trace
     from torchstone.policy import Policy as Policy
     from torchstone.recipe import Recipe as Recipe
     from torchstone.run import Run as Run
@@ -25,15 +27,17 @@ if TYPE_CHECKING:
     from torchstone.workload import Workload as Workload
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "Recipe", "Run", "Workload", "load", "optimize"]
+__all__ = ["Policy", "Program", "Recipe", "Run", "Workload", "load", "optimize", "trace"]
 
 _HOMES = {
     "Policy": "torchstone.policy",
+    "Program": "torchstone.capture.tracer",
     "Recipe": "torchstone.recipe",
     "Run": "torchstone.run",
     "Workload": "torchstone.workload",
     "load": "torchstone.bundle",
     "optimize": "torchstone.run",
+    "trace": "torchstone.capture.tracer",
 }
 
 

@@ -7,6 +7,7 @@ Expected failures (a candidate that crashes, is wrong, or is absent) are values,
     ├── InputError              the user's input is bad (exit code 2)
     │   ├── WorkloadError       torchstone.toml, the Python file beside it, or the objects passed
     │   ├── PolicyError         a constraint that cannot hold
+    │   ├── CaptureError        a function that no single graph can stand for
     │   └── RecipeError         a recipe's text form
     ├── EnvironmentLacksError   something has to be installed first (exit code 3)
     ├── StoreError              a run directory that cannot be used
@@ -20,6 +21,7 @@ from pathlib import Path
 
 __all__ = [
     "BundleError",
+    "CaptureError",
     "EnvelopeError",
     "EnvironmentLacksError",
     "InputError",
@@ -74,6 +76,10 @@ class WorkloadError(InputError):
 
 class PolicyError(InputError):
     """A policy constraint is malformed or cannot hold."""
+
+
+class CaptureError(InputError):
+    """A function that no single graph can stand for, with the line at fault."""
 
 
 class RecipeError(InputError):

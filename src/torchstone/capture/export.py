@@ -9,11 +9,10 @@ that does not check its guards would answer wrongly for the others.
 from __future__ import annotations
 
 import inspect
+import linecache
 import math
 import re
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +20,14 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from torchstone import compat, records
-from torchstone.capture import ends
+from torchstone.capture import blame, ends
 from torchstone.capture import program as programs
+from torchstone.capture.blame import one_line
 from torchstone.records import Case, ScalarSpec, TensorSpec, WorkloadSpec, factor_and_dim
 from torchstone.verify import inputs
 from torchstone.workload import Workload
 
-__all__ = ["Refused", "computed_only", "export", "inner_sizes", "one_line"]
+__all__ = ["Refused", "arguments", "computed_only", "export", "inner_sizes", "one_line"]
 
 _SYMBOL = re.compile(r"[a-z]+[0-9]+")
 
@@ -50,7 +50,7 @@ def export(workload: Workload, module: nn.Module) -> ExportedProgram | Refused:
     scalars = [s.name for s in spec.inputs if isinstance(s, ScalarSpec)]
     if scalars:
         return Refused(f"argument {scalars[0]} is a Python number: export would freeze it")
-    args = _arguments(workload, spec)
+    args = arguments(workload, spec)
     shapes = _dynamic_shapes(spec, _declared)
     program = _attempt(module, args, shapes, strict=False)
     if isinstance(program, Refused):
@@ -78,20 +78,13 @@ def computed_only(workload: Workload, program: ExportedProgram) -> ExportedProgr
     return exported if isinstance(exported, Refused) else programs.reloaded(exported)
 
 
-def one_line(error: BaseException) -> str:
-    """An exception as one line: its type and the first line that says something."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    text = next((line for line in lines if line), "")
-    return f"{type(error).__name__}: {text}"[:400].rstrip(": ")
-
-
 def _refusal(error: BaseException) -> str:
     """The error in one line, with the last line of the user's own code on its way."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*own, "<")):
-            return f"{one_line(error)} ({frame.filename}:{frame.lineno}: {frame.line})"
-    return one_line(error)
+    site = blame.site_of(error)
+    if site is None:
+        return one_line(error)
+    text = linecache.getline(site.file, site.line).strip()
+    return f"{one_line(error)} ({site}: {text})"
 
 
 def inner_sizes(spec: WorkloadSpec) -> dict[str, int]:
@@ -120,7 +113,8 @@ def _candidates(dim: records.Dim) -> Iterator[int]:
         yield lowest * dim.multiple
 
 
-def _arguments(workload: Workload, spec: WorkloadSpec) -> tuple[torch.Tensor, ...]:
+def arguments(workload: Workload, spec: WorkloadSpec) -> tuple[torch.Tensor, ...]:
+    """Inputs to trace with, of :func:`inner_sizes`."""
     sizes = inner_sizes(spec)
     if sizes == spec.example_sizes:
         made = workload.example()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from torchstone.records.base import Record
+from torchstone.records.divergence import Divergence
 from torchstone.records.verdict import CaseErrors, ReferenceErrors, Verdict
 
 __all__ = [
@@ -51,6 +52,10 @@ class Capture(Record, frozen=True, kw_only=True, tag="capture"):
     """Each graph break: reason and the user's source line."""
     refused: str | None = None
     """Why export refused, in one line, where it did."""
+    traced: bool = False
+    """Whether the graph is the light tracer's, which export then only had to prove."""
+    trace_refused: str | None = None
+    """Why the light tracer refused, in one line with the user's source line, where it did."""
     narrowed: tuple[str, ...] = ()
     """Ranges that export narrowed or fixed, each as text: ``B: 1..64 -> 2..64``."""
     output_spec: str | None = None
@@ -224,5 +229,6 @@ Entry = (
     | Comparison
     | LoadResult
     | Decision
+    | Divergence
 )
 """Everything that a run appends."""
