@@ -30,12 +30,19 @@ test-fast: install
 bench: install
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-lint: install
-	$(PIP) --editable ".[lint]"
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --min-severity error
-	$(BIN)/lint-imports
+# An environment of its own: the tests' holds pyrefly-torch-stubs, which mypy would take for torch's types.
+LINT := $(VENV)-lint
+$(LINT)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(LINT)
+	$(LINT)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(LINT)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[lint]"
+	@touch $@
+
+lint: $(LINT)/.installed
+	$(LINT)/bin/ruff check . && $(LINT)/bin/ruff format --check .
+	$(LINT)/bin/mypy
+	$(LINT)/bin/pyrefly check --python-interpreter-path $(LINT)/bin/python --min-severity error
+	$(LINT)/bin/lint-imports
 
 clean:
-	rm -rf $(VENV) .ci-venv .torchstone bundles build dist
+	rm -rf $(VENV) $(LINT) .ci-venv .ci-venv-lint .torchstone bundles build dist

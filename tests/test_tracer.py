@@ -219,6 +219,22 @@ def test_weights_stay_what_they_were_and_nothing_runs() -> None:
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
+def test_traces_in_threads_do_not_disturb_each_other_and_leave_torch_as_it_was() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def traced(width: int) -> str:
+        x = torch.randn(2, 5, width)
+        return str(torchstone.trace(lambda v: v.reshape(v.shape[0], -1).sum(), x, dims=BS).module.graph)
+
+    widths = [3, 4, 6, 8] * 3
+    alone = [traced(width) for width in widths]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(traced, widths)) == alone
+    assert "shape" not in FakeTensor.__dict__
+
+
 # --- what is refused ---------------------------------------------------------------------------------
 
 

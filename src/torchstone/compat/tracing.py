@@ -49,7 +49,7 @@ def graph_of(function: Callable[..., Any], fakes: list[torch.Tensor]) -> fx.Grap
         return make_fx(function, tracing_mode="fake", pre_dispatch=True)(*fakes)
 
 
-class PreDispatchMode(ProxyTorchDispatchMode):
+class PreDispatchMode(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class
     """Sees each operation as :func:`graph_of` does, without make_fx's proxies and their cost.
 
     torch lets only its own kinds of mode in at this level, so this is one of them by name and shares
@@ -57,7 +57,7 @@ class PreDispatchMode(ProxyTorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self.pre_dispatch = True
 
     def __enter__(self) -> Any:
@@ -66,10 +66,10 @@ class PreDispatchMode(ProxyTorchDispatchMode):
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(enable_python_dispatcher())
         self._stack.enter_context(_Passing())  # fused fast paths ask whether there is one, as in make_fx
-        return TorchDispatchMode.__enter__(self)
+        return TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
-        TorchDispatchMode.__exit__(self, *error)
+        TorchDispatchMode.__exit__(self, *error)  # type: ignore[no-untyped-call]
         return self._stack.__exit__(*error)
 
     def __torch_dispatch__(
@@ -191,25 +191,36 @@ def draws_random_numbers(func: Any) -> bool:
 
 
 _through = threading.local()
-_patching = threading.Lock()
+_patch = threading.Lock()
+_users = 0
 
 
 @contextlib.contextmanager
 def sizes_through(read: Callable[[torch.Tensor, int, int], int]) -> Iterator[None]:
     """Let ``read(tensor, axis, size)`` say what Python sees as a fake tensor's sizes, in this thread.
 
-    What is read below Python (by kernels, by the argument parser) is not affected.
+    What is read below Python (by kernels, by the argument parser) is not affected, nor are other threads.
+    The class is as it was once nobody traces.
     """
     before = getattr(_through, "read", None)
+    _count(1)
     _through.read = read
-    with _patching:
-        if "shape" not in FakeTensor.__dict__:
-            FakeTensor.shape = property(_shape)  # type: ignore[assignment,method-assign]
-            FakeTensor.size = _size  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         _through.read = before
+        _count(-1)
+
+
+def _count(change: int) -> None:
+    global _users  # noqa: PLW0603  one class, one count
+    with _patch:
+        _users += change
+        if _users and "shape" not in FakeTensor.__dict__:
+            FakeTensor.shape = property(_shape)  # type: ignore[assignment]
+            FakeTensor.size = _size  # type: ignore[assignment]
+        elif not _users:
+            del FakeTensor.shape, FakeTensor.size
 
 
 def _shape(tensor: torch.Tensor) -> torch.Size:

@@ -282,5 +282,5 @@ def _drawer(fn: nn.Module | Callable[..., Any]) -> Site | None:
 
 
 def _numpy_state() -> tuple[str, bytes, int]:
-    state = np.random.get_state(legacy=True)
-    return str(state[0]), np.asarray(state[1]).tobytes(), int(state[2])
+    name, keys, position, *_ = np.random.get_state(legacy=True)
+    return str(name), np.asarray(keys).tobytes(), int(position)

@@ -7,8 +7,9 @@ not must be an expression of sizes, and anything else that differs is control fl
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any, NamedTuple
@@ -60,20 +61,25 @@ class Layout:
     def samples(self, names: set[str]) -> Iterator[dict[str, int]]:
         """Sizes to answer a question about these dims at: all where there are few, else telling ones."""
         chosen = [dim for dim in self.dims if dim.name in names]
-        every = [range(-(-d.low // d.multiple) * d.multiple, d.high + 1, d.multiple) for d in chosen]
-        count = 1
-        for sizes in every:
-            count *= len(sizes)
-        if count > _EXACT:
-            every = [_telling(dim) for dim in chosen]  # type: ignore[misc]
-        for sizes in islice(product(*every), _EXACT):
+        choices: list[Sequence[int]] = [
+            range(-(-d.low // d.multiple) * d.multiple, d.high + 1, d.multiple) for d in chosen
+        ]
+        for fewer in (_TELLING, ()):
+            if math.prod(map(_count, choices)) > _EXACT:
+                choices = [_ends_and(dim, fewer) for dim in chosen]
+        for sizes in product(*choices):
             yield dict(zip((d.name for d in chosen), sizes, strict=True))
 
 
-def _telling(dim: Dim) -> list[int]:
+def _count(sizes: Sequence[int]) -> int:
+    """Its length, which ``len`` does not say of a range beyond ``sys.maxsize``."""
+    return (sizes.stop - sizes.start) // sizes.step if isinstance(sizes, range) else len(sizes)
+
+
+def _ends_and(dim: Dim, others: Sequence[int]) -> list[int]:
     ends = (dim.low, dim.low + 1, dim.high - 1, dim.high, (dim.low + dim.high) // 2)
     return sorted(
-        {size for size in (*ends, *_TELLING) if dim.low <= size <= dim.high and size % dim.multiple == 0}
+        {size for size in (*ends, *others) if dim.low <= size <= dim.high and size % dim.multiple == 0}
     )
 
 
@@ -287,7 +293,7 @@ class _Merger:
 
     def _same_tensor(self, first: Any, second: Any, entry: Entry) -> None:
         if isinstance(second, Constant):
-            held = getattr(self.module, first.target, None) if isinstance(first, fx.Node) else None
+            held = getattr(self.module, str(first.target), None) if isinstance(first, fx.Node) else None
             if isinstance(held, torch.Tensor) and (
                 held is second.tensor
                 or (held.shape == second.tensor.shape and torch.equal(held, second.tensor))

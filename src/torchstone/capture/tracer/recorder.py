@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -67,26 +68,26 @@ class Recording:
 
 def user_site() -> Site | None:
     """The innermost line that is neither torch's nor ours; None where there is none on the stack."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_LIBRARIES):
             return Site(code.co_filename, frame.f_lineno, code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
-class _Recorder(tracing.PreDispatchMode):
+class _Recorder(tracing.PreDispatchMode):  # type: ignore[no-untyped-call]  # torch's class below
     def __init__(self, recording: Recording, compute: Callable[..., Any]) -> None:
         super().__init__()
         self.compute = compute
         self.recording = recording
         # weak: a new tensor that anybody holds is copied on its way to Python (torch's make_variable)
-        self.numbers = WeakTensorKeyDictionary()
+        self.numbers: MutableMapping[torch.Tensor, int] = WeakTensorKeyDictionary()
         self.memory: list[Any] = []  # kept, so that no address is given twice
 
     def number(self, tensor: torch.Tensor) -> int:
-        known: int | None = self.numbers.get(tensor)
+        known = self.numbers.get(tensor)
         if known is not None:
             return known
         number = self.numbers[tensor] = len(self.recording.shapes)

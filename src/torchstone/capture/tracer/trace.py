@@ -15,6 +15,7 @@ to prove (:meth:`Program.exported`).
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ from torchstone.records import Dim, factor_and_dim
 
 __all__ = ["Refusal", "attempt", "trace"]
 
+_one_at_a_time = threading.RLock()  # make_fx patches what all threads share
+
 
 class Refusal(NamedTuple):
     """Why a function is no single graph."""
@@ -49,7 +52,7 @@ class Refusal(NamedTuple):
 
 def trace(
     fn: nn.Module | Callable[..., Any],
-    *inputs: torch.Tensor,
+    *inputs: Any,
     dims: Sequence[Mapping[int, str]] = (),
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> Program:
@@ -96,7 +99,7 @@ def attempt(
         return Refusal(*refused)
     lifted = _Lifted(fn, inputs)
     try:
-        with effects.watched(fn) as watch, tracing.quiet():
+        with _one_at_a_time, effects.watched(fn) as watch, tracing.quiet():
             return _traced(lifted, axes, dims, watch)
     except effects.Changed as changed:
         return Refusal(changed.text, changed.site)
@@ -210,14 +213,14 @@ class _Lifted:
         else:
             result = self.fn(*given)
         flat, spec = pytree.tree_flatten(result)
-        leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
-        self.results.append((spec, leaves))
+        plain = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
+        self.results.append((spec, plain))
         return [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
 
     def fakes(self, axes: Sequence[Mapping[int, str]], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Fake tensors of these sizes for all inputs."""
         mode = tracing.fake_mode()
-        fakes = [mode.from_tensor(value) for value in self.parameters.values()]
+        fakes: list[torch.Tensor] = [mode.from_tensor(value) for value in self.parameters.values()]
         with mode:
             for value, named in zip(self.inputs, axes, strict=True):
                 shape = list(value.shape)
@@ -268,7 +271,7 @@ class _Lifted:
 
 def _input_names(fn: nn.Module | Callable[..., Any], count: int) -> tuple[str, ...]:
     function = fn.forward if isinstance(fn, nn.Module) else fn
-    names = []
+    names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
