@@ -88,7 +88,8 @@ def ways(model: nn.Module, x: torch.Tensor) -> dict[str, Capture]:
         return result
 
     def light() -> tuple[int, Any]:
-        program = torchstone.trace(model, x, dims=({0: "B", 1: "S"},), ranges={"B": (1, 64), "S": (1, 512)})
+        ranges = {"B": (1, 64), "S": (1, 512)}
+        program = torchstone.trace(model, x, dims=({0: "B", 1: "S"},), ranges=ranges)
         return len(program.module.graph.nodes), program
 
     def dynamo() -> tuple[int, Any]:

@@ -29,6 +29,7 @@ numerics = st.one_of(
 )
 recipes = st.one_of(
     st.builds(Recipe, st.builds(Inductor, booleans, booleans, booleans), numerics),
+    st.builds(Recipe, st.builds(Inductor, booleans, booleans, st.just(True), booleans), numerics),
     st.builds(Recipe, st.builds(AOTInductor, booleans, booleans), numerics),
     st.builds(Recipe, st.just(Eager()), numerics),
     st.just(recipe.fallback()),
@@ -71,6 +72,7 @@ def test_space_and_order_do_not_matter(made: Recipe, data: st.DataObject) -> Non
         ("onnxruntime + precision(bf16)", "takes no precision"),
         ("eager + quantize(pt2e_static)", "simulation"),
         ("inductor(module) + quantize(pt2e_static)", "captured program"),
+        ("inductor(nested)", "no graph breaks to nest"),
         ("onnxruntime(x)", "unknown option 'x'"),
         ("eager(program) + precision(bf16)", "own precision"),
     ],

@@ -68,6 +68,8 @@ class Inductor(msgspec.Struct, frozen=True, tag="inductor"):
     """Benchmark template kernels against the library's at compile time."""
     module: bool = False
     """Compile the user's module itself rather than the captured program: ``torch.compile(model)``."""
+    nested: bool = False
+    """With ``module``: a graph break in a called function cuts only there (nested graph breaks)."""
 
 
 class AOTInductor(msgspec.Struct, frozen=True, tag="aotinductor"):
@@ -205,6 +207,11 @@ def parse(text: str) -> Recipe:
 
 
 def _refuse_nonsense(recipe: Recipe, text: str) -> None:
+    if isinstance(recipe.engine, Inductor) and recipe.engine.nested and not recipe.engine.module:
+        raise RecipeError(
+            f"recipe {text!r}: a captured program has no graph breaks to nest",
+            hint="write inductor(module, nested)",
+        )
     takes_numeric = isinstance(recipe.engine, Eager | Inductor | AOTInductor)
     if recipe.numeric is not None and not takes_numeric:
         raise RecipeError(

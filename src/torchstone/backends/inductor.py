@@ -98,6 +98,7 @@ def _module(context: Context) -> Built | Unsupported:
     import torch
 
     from torchstone import compat, quantize
+    from torchstone.compat import dynamo
 
     step, numeric = context.recipe.engine, context.recipe.numeric
     assert isinstance(step, recipe.Inductor)
@@ -108,7 +109,10 @@ def _module(context: Context) -> Built | Unsupported:
     module = context.workload.module()
     if numeric is not None:
         module = quantize.transform(module, numeric, context.workload.example())
+    if step.nested and not dynamo.has_nested_breaks():
+        return Unsupported(text="this torch has no nested graph breaks")
     compat.keep_compiling_in(context.directory / _CACHE, freezing=step.freezing)
+    dynamo.use_nested_breaks(step.nested)
     options = compiler.options(context.recipe) or None
     compiled = torch.compile(module, dynamic=None if step.module else True, options=options)
     before = compat.graphs_compiled()

@@ -27,7 +27,18 @@ from torchstone.records import Case, ScalarSpec, TensorSpec, WorkloadSpec, facto
 from torchstone.verify import inputs
 from torchstone.workload import Workload
 
-__all__ = ["Refused", "arguments", "computed_only", "export", "inner_sizes", "one_line"]
+__all__ = [
+    "Refused",
+    "arguments",
+    "automatic",
+    "by_parameter",
+    "computed_only",
+    "declared",
+    "dynamic_shapes",
+    "export",
+    "inner_sizes",
+    "one_line",
+]
 
 _SYMBOL = re.compile(r"[a-z]+[0-9]+")
 
@@ -51,7 +62,7 @@ def export(workload: Workload, module: nn.Module) -> ExportedProgram | Refused:
     if scalars:
         return Refused(f"argument {scalars[0]} is a Python number: export would freeze it")
     args = arguments(workload, spec)
-    shapes = _dynamic_shapes(spec, _declared)
+    shapes = dynamic_shapes(spec, declared)
     program = _attempt(module, args, shapes, strict=False)
     if isinstance(program, Refused):
         if program.narrowed:
@@ -134,12 +145,14 @@ def _is_dynamic(dim: records.Dim) -> bool:
     return high > low and high >= 2
 
 
-def _declared(root: Any, dim: records.Dim, factor: int) -> Any:
+def declared(root: Any, dim: records.Dim, factor: int) -> Any:
+    """The axis as declared: export refuses what it cannot keep."""
     times = factor * dim.multiple
     return root if times == 1 else times * root
 
 
-def _automatic(_root: Any, dim: records.Dim, factor: int) -> Any:
+def automatic(_root: Any, dim: records.Dim, factor: int) -> Any:
+    """The axis as export will have it: it narrows the range as it likes."""
     return Dim.AUTO(min=factor * dim.low, max=factor * dim.high)
 
 
@@ -149,7 +162,7 @@ def _root(dim: records.Dim) -> Any:
     return Dim(dim.name if dim.multiple == 1 else f"_{dim.name}", min=low, max=high)
 
 
-def _dynamic_shapes(spec: WorkloadSpec, make: Callable[..., Any]) -> tuple[dict[int, Any], ...]:
+def dynamic_shapes(spec: WorkloadSpec, make: Callable[..., Any]) -> tuple[dict[int, Any], ...]:
     """For each input, its dynamic axes, each made by ``make(root, dim, factor)``."""
     dims = {d.name: (_root(d), d) for d in spec.dims if _is_dynamic(d)}
     return tuple(
@@ -165,7 +178,7 @@ def _dynamic_shapes(spec: WorkloadSpec, make: Callable[..., Any]) -> tuple[dict[
     )
 
 
-def _nested(module: nn.Module, shapes: tuple[dict[int, Any], ...]) -> dict[str, Any]:
+def by_parameter(module: nn.Module, shapes: tuple[dict[int, Any], ...]) -> dict[str, Any]:
     """Shapes by parameter of ``forward``; those that ``*args`` takes go into one tuple."""
     bound = inspect.signature(module.forward).bind(*shapes)
     return dict(bound.arguments)
@@ -181,7 +194,7 @@ def _attempt(
     try:
         with torch.no_grad():
             return torch.export.export(
-                module, args, dynamic_shapes=_nested(module, shapes), strict=strict
+                module, args, dynamic_shapes=by_parameter(module, shapes), strict=strict
             )
     except compat.capture_errors() as error:
         violated = "Constraints violated" in str(error)
@@ -192,7 +205,7 @@ def _what_holds(
     module: nn.Module, spec: WorkloadSpec, args: tuple[torch.Tensor, ...], refused: Refused
 ) -> Refused:
     """Say which sizes one graph would hold for, by letting export choose."""
-    program = _attempt(module, args, _dynamic_shapes(spec, _automatic), strict=False)
+    program = _attempt(module, args, dynamic_shapes(spec, automatic), strict=False)
     if isinstance(program, Refused):
         return Refused(refused.reason)
     narrowed = _narrowed(program, spec)

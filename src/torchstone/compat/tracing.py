@@ -199,8 +199,8 @@ _users = 0
 def sizes_through(read: Callable[[torch.Tensor, int, int], int]) -> Iterator[None]:
     """Let ``read(tensor, axis, size)`` say what Python sees as a fake tensor's sizes, in this thread.
 
-    What is read below Python (by kernels, by the argument parser) is not affected, nor are other threads.
-    The class is as it was once nobody traces.
+    What is read below Python (by kernels, by the argument parser) is not affected, nor are other
+    threads. The class is as it was once nobody traces.
     """
     before = getattr(_through, "read", None)
     _count(1)

@@ -1,0 +1,1 @@
+"""What ``torch.compile`` makes of a model: graph breaks, recompiles, stale answers."""
