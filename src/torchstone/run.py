@@ -44,7 +44,7 @@ from torchstone.workload import Workload
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Request", "Run", "Summary", "execute", "optimize"]
+__all__ = ["Request", "Run", "Summary", "describe", "execute", "limits", "optimize"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +242,7 @@ def execute(request: Request, progress: Progress) -> Run:
     """Start or resume the run that a request asks for, and see it through."""
     workload = request.workload
     environment = env.environment(settings.load().threads)
-    spec = _spec(workload, environment)
+    spec = describe(workload, environment)
     wanted = request.recipes or workload.recipes or default_recipes(environment)
     header = _header(request, spec, with_baseline(wanted), environment)
     run_store = _resumable(request.home, header) if request.resume else None
@@ -255,7 +255,7 @@ def execute(request: Request, progress: Progress) -> Run:
         workload=run_store.files / "workload",
         spec=spec,
         policy=workload.policy,
-        limits=_limits(workload, environment),
+        limits=limits(workload, environment),
         seed=request.seed,
         progress=progress,
     )
@@ -308,7 +308,7 @@ def with_baseline(recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     return tuple(dict.fromkeys((recipes_module.baseline(), recipes_module.fallback(), *recipes)))
 
 
-def _spec(workload: Workload, environment: Environment) -> WorkloadSpec:
+def describe(workload: Workload, environment: Environment) -> WorkloadSpec:
     """The workload's description; of one from files, made where its code cannot harm this process.
 
     :raises WorkloadError: where its code fails.
@@ -316,9 +316,9 @@ def _spec(workload: Workload, environment: Environment) -> WorkloadSpec:
     if workload.origin is None:
         return workload.spec()
     with tempfile.TemporaryDirectory(prefix="torchstone-") as folder:
-        file, limits = Path(folder) / "workload", _limits(workload, environment)
+        file, allowed = Path(folder) / "workload", limits(workload, environment)
         workload_module.dump(workload, file)
-        with Worker("spec", directory=Path(folder), workload=file, limits=limits) as worker:
+        with Worker("spec", directory=Path(folder), workload=file, limits=allowed) as worker:
             result = worker.call("torchstone.stages:spec", stage="spec", limit_s=workload.policy.build_s)
     if isinstance(result, WorkloadSpec):
         return result
@@ -327,7 +327,8 @@ def _spec(workload: Workload, environment: Environment) -> WorkloadSpec:
     raise WorkloadError(what, where=workload.origin, hint="call its functions by themselves")
 
 
-def _limits(workload: Workload, environment: Environment) -> Limits:
+def limits(workload: Workload, environment: Environment) -> Limits:
+    """What each worker of the workload may use."""
     half = environment.memory_bytes // 2
     return Limits(memory_bytes=workload.policy.memory_bytes or half, threads=environment.threads)
 

@@ -1,0 +1,1 @@
+"""What a model is before anything is optimized, and where it will not go through a compiler."""
