@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchstone.bundle.load import load as load
     from torchstone.capture.tracer.program import Program as Program
     from torchstone.capture.tracer import trace as trace
+    from torchstone.inspection.study import inspect as inspect
     from torchstone.policy import Policy as Policy
     from torchstone.recipe import Recipe as Recipe
     from torchstone.run import Run as Run
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torchstone.workload import Workload as Workload
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "Program", "Recipe", "Run", "Workload", "load", "optimize", "trace"]
+__all__ = ["Policy", "Program", "Recipe", "Run", "Workload", "inspect", "load", "optimize", "trace"]
 
 _HOMES = {
     "Policy": "torchstone.policy",
@@ -35,6 +36,7 @@ _HOMES = {
     "Recipe": "torchstone.recipe",
     "Run": "torchstone.run",
     "Workload": "torchstone.workload",
+    "inspect": "torchstone.inspection.study",
     "load": "torchstone.bundle",
     "optimize": "torchstone.run",
     "trace": "torchstone.capture.tracer",

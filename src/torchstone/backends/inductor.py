@@ -1,8 +1,8 @@
 """``torch.compile``'s compiler in the process that serves.
 
 The captured program is compiled as it is, with the symbolic sizes of the capture: one graph for the
-whole declared range. ``module`` is plain ``torch.compile(model)`` as users write it; it is also what is
-left where export refused, then with ``dynamic=True``.
+whole declared range. ``module`` is plain ``torch.compile(model)`` as users write it. Where there is no
+program, the module's regions are compiled, with ``dynamic=True`` and nested graph breaks.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _module(context: Context) -> Built | Unsupported:
     if step.nested and not dynamo.has_nested_breaks():
         return Unsupported(text="this torch has no nested graph breaks")
     compat.keep_compiling_in(context.directory / _CACHE, freezing=step.freezing)
-    dynamo.use_nested_breaks(step.nested)
+    # a model that is not one graph: a break deep inside would cut every function on the way to it
+    dynamo.use_nested_breaks(step.nested or not step.module)
     options = compiler.options(context.recipe) or None
     compiled = torch.compile(module, dynamic=None if step.module else True, options=options)
     before = compat.graphs_compiled()

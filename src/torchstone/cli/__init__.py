@@ -22,6 +22,9 @@ COMMANDS = (
     ("compare", "Fail when a run is slower or less right than another."),
     ("report", "Show a run: in the terminal, as HTML or as JSON."),
     ("package", "Write a run's bundle: code, weights, evidence, fallback."),
+    ("inspect", "Say what a model is, where it breaks and which shapes hold."),
+    ("check", "Say where shapes do not fit, before anything is run."),
+    ("diff", "Find the first operation where one implementation is not what another is."),
     ("ls", "List the runs."),
     ("doctor", "Say what this machine has and what it lacks."),
 )

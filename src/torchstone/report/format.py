@@ -24,6 +24,7 @@ __all__ = [
     "rate",
     "ratio",
     "seconds",
+    "si",
     "signed",
     "significant",
     "size",
@@ -36,6 +37,7 @@ DASH = "-"
 
 _SECONDS = (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_THOUSANDS = ("", " k", " M", " G", " T", " P")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 
@@ -127,6 +129,17 @@ def error(value: float | None) -> str:
 def count(value: float) -> str:
     """A number of things, thousands parted by commas; large ones to three digits: ``1,240``."""
     return f"{value:,.0f}" if abs(value) < 1e5 else significant(value)
+
+
+def si(value: float) -> str:
+    """An amount, three significant digits and the prefix of its unit: ``22.7 M``, ``214``."""
+    scaled = float(value)
+    for prefix in _THOUSANDS[:-1]:
+        if abs(scaled) < 999.5:
+            whole = not prefix and scaled == round(scaled)
+            return f"{round(scaled) if whole else significant(scaled)}{prefix}"
+        scaled /= 1000
+    return f"{significant(scaled)}{_THOUSANDS[-1]}"
 
 
 def rate(value: float) -> str:

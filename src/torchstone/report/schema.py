@@ -1,6 +1,7 @@
-"""The JSON schema of ``report.json``, with every field's docstring as its description.
+"""The JSON schemas of a report and of an inspection, with every field's docstring as its description.
 
-``python -m torchstone.report.schema > docs/report.schema.json`` writes the committed file.
+``python -m torchstone.report.schema > docs/report.schema.json`` and ``python -m
+torchstone.report.schema inspection > docs/inspection.schema.json`` write the committed files.
 """
 
 from __future__ import annotations
@@ -14,32 +15,55 @@ from typing import Any
 
 import msgspec
 
-from torchstone.records import environment, evidence, verdict, workload
+from torchstone.records import (
+    Inspection,
+    compiles,
+    divergence,
+    environment,
+    evidence,
+    inspection,
+    inventory,
+    shapes,
+    verdict,
+    workload,
+)
 from torchstone.report import collect
 
-__all__ = ["schema", "text"]
+__all__ = ["KINDS", "schema", "text"]
 
 _URI = "https://json-schema.org/draft/2020-12/schema"
 
+KINDS: dict[str, type] = {"report": collect.Report, "inspection": Inspection}
+"""What has a schema, by the name that the command takes."""
 
-def schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of :class:`~torchstone.report.collect.Report`."""
-    made = msgspec.json.schema(collect.Report, schema_hook=_anything)
-    documents = {
-        key: text
-        for module in (workload, environment, verdict, evidence, collect)
-        for key, text in _docstrings(module).items()
-    }
+_MODULES = (
+    workload,
+    environment,
+    verdict,
+    evidence,
+    divergence,
+    collect,
+    compiles,
+    inventory,
+    shapes,
+    inspection,
+)
+
+
+def schema(kind: str = "report") -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of one of :data:`KINDS`."""
+    made = msgspec.json.schema(KINDS[kind], schema_hook=_anything)
+    documents = {key: text for module in _MODULES for key, text in _docstrings(module).items()}
     for name, definition in made["$defs"].items():
         for field, described in definition.get("properties", {}).items():
             if (name, field) in documents:
                 described["description"] = documents[name, field]
-    return {"$schema": _URI, "title": "Torchstone report", **made}
+    return {"$schema": _URI, "title": f"Torchstone {kind}", **made}
 
 
-def text() -> str:
+def text(kind: str = "report") -> str:
     """The schema as the committed file holds it."""
-    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
+    return json.dumps(schema(kind), indent=1, sort_keys=True) + "\n"
 
 
 def _anything(kind: type) -> dict[str, Any]:
@@ -65,4 +89,4 @@ def _docstrings(module: ModuleType) -> dict[tuple[str, str], str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    sys.stdout.write(text(*sys.argv[1:]))

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from torchstone.report.html.markup import Html, element, join
 from torchstone.report.html.scale import Scale
 
-__all__ = ["axis", "error_lane", "quantile_lane", "ridge_lane", "speed_lane"]
+__all__ = [
+    "axis",
+    "bar_lane",
+    "error_lane",
+    "event_lane",
+    "gap_lane",
+    "quantile_lane",
+    "ridge_lane",
+    "speed_lane",
+]
 
 _RIDGE = 40
 """Height of a hill with the ticks under it."""
@@ -120,6 +129,31 @@ def quantile_lane(
         whisker = _line(xs[0], xs[-1], 0, 0, f"whisker {kind}")
         marks.append(_middle(whisker, *(_cap(x, kind) for x in xs[1:]), _dot(xs[0], kind, 4.5)))
     return _lane(label, *marks)
+
+
+def gap_lane(
+    scale: Scale, label: str, bounds: Sequence[float], times: tuple[float, float], kind: str
+) -> Html:
+    """A time (median and p90) as a dot with a cap, and how far it is from each bound, a ring."""
+    median, high = (scale.at(t) for t in times)
+    places = [scale.at(b) for b in bounds]
+    whisker = _line(min([median, *places]), high, 0, 0, f"whisker {kind}")
+    rings = (_dot(place, "baseline", 3.5) for place in places)
+    marks = _middle(whisker, *rings, _cap(high, kind), _dot(median, kind, 4.5))
+    return _lane(label, _grid(scale), marks)
+
+
+def bar_lane(label: str, share: float, kind: str) -> Html:
+    """A share of the lane, from its left, as a bar."""
+    width = round(100 * max(0.0, min(1.0, share)), 2)
+    bar = element("rect", y=-7, width=f"{width}%", height=14, class_=f"block {kind}")
+    return _lane(label, _middle(bar))
+
+
+def event_lane(label: str, places: Sequence[float], kind: str) -> Html:
+    """Events as upright ticks, each at its place in per cent."""
+    marks = (_line(p, p, -8, 8, f"event {kind}") for p in places)
+    return _lane(label, _middle(_line(0, 100, 0, 0, "grid"), *marks))
 
 
 def ridge_lane(scale: Scale, label: str, times: Sequence[float], kind: str) -> Html:
