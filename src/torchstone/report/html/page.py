@@ -1,14 +1,13 @@
-"""The page as a whole: its head, and the order of its sections."""
+"""The page as a whole: the order of its sections."""
 
 from __future__ import annotations
-
-from importlib import resources
 
 from torchstone.report import format as fmt
 from torchstone.report import words
 from torchstone.report.collect import Report
 from torchstone.report.html import evidence, measured, verdict
-from torchstone.report.html.markup import Html, element, join, text
+from torchstone.report.html.document import document
+from torchstone.report.html.markup import element
 
 __all__ = ["render"]
 
@@ -34,26 +33,5 @@ def render(report: Report) -> str:
     """
     name = report.header.workload.name
     title = f"{fmt.clean(words.headline(report))} - {fmt.clean(name)}"
-    style = resources.files("torchstone.report.html").joinpath("style.css").read_text(encoding="utf-8")
-    head = join(
-        [
-            Html('<meta charset="utf-8">'),
-            Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Html('<meta name="color-scheme" content="light dark">'),
-            element("title", title),
-            element("style", Html(style)),
-        ]
-    )
-    top = element(
-        "header",
-        element("strong", "Torchstone"),
-        element("span", name),
-        element("time", _when(report.header.started_at), datetime=report.header.started_at),
-    )
     main = element("main", verdict.section(report), *(section(report) for section in _SECTIONS))
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{text(top)}{main}</body></html>\n'
-
-
-def _when(started_at: str) -> str:
-    """``2026-11-30T14:01:22+00:00`` as ``2026-11-30 14:01 UTC``."""
-    return f"{started_at[:10]} {started_at[11:16]} UTC"
+    return document(title, name, report.header.started_at, main)

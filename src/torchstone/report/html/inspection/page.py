@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 from torchstone.records import Inspection
 from torchstone.report import format as fmt
 from torchstone.report import inspect_headline as headline
+from torchstone.report.html.document import document
 from torchstone.report.html.inspection import compiler, machine, rest, shapes, top, work
-from torchstone.report.html.markup import Html, element, join, text
+from torchstone.report.html.markup import element
 
 __all__ = ["render"]
 
@@ -36,24 +35,6 @@ def render(found: Inspection) -> str:
     It holds everything it needs: no script, nothing fetched. Everything that came from the user or
     from torch is escaped.
     """
-    style = resources.files("torchstone.report.html").joinpath("style.css").read_text(encoding="utf-8")
-    head = join(
-        [
-            Html('<meta charset="utf-8">'),
-            Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Html('<meta name="color-scheme" content="light dark">'),
-            element("title", f"{fmt.clean(headline.summary(found)[0])} - inspection"),
-            element("style", Html(style)),
-        ]
-    )
-    started = found.started_at
-    header = element(
-        "header",
-        element("strong", "Torchstone"),
-        element("span", found.workload.name),
-        element("time", f"{started[:10]} {started[11:16]} UTC", datetime=started),
-    )
+    title = f"{fmt.clean(headline.summary(found)[0])} - inspection"
     main = element("main", *(section(found) for section in _SECTIONS), class_="inspection")
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{text(header)}{main}</body></html>\n'
-    )
+    return document(title, found.workload.name, found.started_at, main)
