@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from torchstone import compat
 from torchstone.capture import blame
-from torchstone.capture.tracer import effects, merge
+from torchstone.capture.tracer import effects, merge, purity
 from torchstone.capture.tracer.program import TENSOR, Program
 from torchstone.capture.tracer.recorder import Recording, record
 from torchstone.capture.tracer.sizes import Site
@@ -130,17 +130,17 @@ def _traced(
 
 def _merged(
     lifted: _Lifted, recording: Recording, layout: merge.Layout, axes: Sequence[Mapping[int, str]]
-) -> merge.Merged | merge.Refused:
+) -> merge.Merged | purity.Refused:
     """The graph at the example's sizes, made one with the recording."""
-    refused = merge.impure(recording, lifted.names)
+    refused = purity.impure(recording, lifted.names)
     if refused is not None:
         return refused
     try:
         graph = tracing.graph_of(lifted.call, lifted.fakes(axes, layout.first))
     except compat.capture_errors() as error:
-        return merge.Refused(*blame.of(error))
+        return purity.Refused(*blame.of(error))
     unlike = _unlike(*lifted.results[-1], *lifted.results[-2])
-    return merge.Refused(unlike, None) if unlike else merge.merge(graph, recording, layout)
+    return purity.Refused(unlike, None) if unlike else merge.merge(graph, recording, layout)
 
 
 def _unlike(first: Any, leaves: list[Any], second: Any, others: list[Any]) -> str | None:

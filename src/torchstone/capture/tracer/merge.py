@@ -18,21 +18,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from torchstone.capture.tracer.purity import Refused, values, written
 from torchstone.capture.tracer.recorder import Constant, Entry, Recording, Value
 from torchstone.capture.tracer.sizes import Axis, Expression, Operation, Question, Site, axes, evaluate
-from torchstone.compat import tracing
 from torchstone.records import Dim
 
-__all__ = ["UNBOUNDED", "Guard", "Layout", "Merged", "Refused", "impure", "merge"]
-
-
-class Refused(NamedTuple):
-    """Why there is no graph."""
-
-    reason: str
-    site: Site | None
-    by_chance: bool = False
-    """Whether other sizes may tell more."""
+__all__ = ["UNBOUNDED", "Guard", "Layout", "Merged", "merge"]
 
 
 _GRAD_MODE = torch._C._set_grad_enabled
@@ -103,63 +94,6 @@ class Merged(NamedTuple):
     """Where no range was declared that could be checked instead."""
 
 
-def impure(recording: Recording, names: tuple[str, ...]) -> Refused | None:
-    """The first operation that draws random numbers, or writes to what lives on."""
-    for entry in recording.entries:
-        if tracing.draws_random_numbers(entry.target) and not _inert(entry):
-            return Refused(f"{entry.target} draws random numbers", entry.site)
-        if _trains(entry):
-            return Refused("batch norm in training mode changes its statistics", entry.site)
-        for number in _written(entry):
-            if number < recording.inputs:
-                return Refused(f"it writes to {names[number]}", entry.site)
-    return None
-
-
-def _arguments(entry: Entry) -> Iterator[tuple[Any, Any]]:
-    """Schema argument and value, of those that were given."""
-    schema = entry.target._schema.arguments
-    positional = zip(schema, entry.args, strict=False)
-    yield from positional
-    yield from ((a, entry.kwargs[a.name]) for a in schema if a.name in entry.kwargs)
-
-
-def _inert(entry: Entry) -> bool:
-    """Whether an operation that may draw does not: dropout of an evaluated model."""
-    given = {argument.name: value for argument, value in _arguments(entry)}
-    if any(given.get(name) is False for name in ("train", "training")):
-        return True
-    return (
-        given.get("dropout_p", given.get("dropout", 0.0 if "dropout_p" in _parameters(entry) else None))
-        == 0.0
-    )
-
-
-def _parameters(entry: Entry) -> set[str]:
-    return {argument.name for argument in entry.target._schema.arguments}
-
-
-def _trains(entry: Entry) -> bool:
-    given = {argument.name: value for argument, value in _arguments(entry)}
-    return (
-        "running_mean" in given and given["running_mean"] is not None and given.get("training") is True
-    )
-
-
-def _written(entry: Entry) -> Iterator[int]:
-    for argument, value in _arguments(entry):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from (leaf.number for leaf in _values(value))
-
-
-def _values(tree: Any) -> list[Value]:
-    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_reference) if isinstance(leaf, Value)]
-
-
-def _is_reference(leaf: Any) -> bool:
-    return isinstance(leaf, Value | Constant)
-
-
 def merge(module: fx.GraphModule, recording: Recording, layout: Layout) -> Merged | Refused:
     """The graph with an expression for every number that depends on a size.
 
@@ -187,6 +121,16 @@ class _Merger:
         self.emitted: dict[Expression, fx.Node] = {}
         self.literals: dict[int, Site | None] = {}
         """Numbers that are the same in both traces, and where the first of each is."""
+        self.made: dict[int, int] = {}
+        """Value -> position of the operation that makes it; inputs are left out."""
+        self.last_use: dict[int, int] = {}
+        """Value -> position of the last operation that takes it; results are used at the end."""
+        for position, entry in enumerate(recording.entries):
+            self.last_use.update({v.number: position for v in values((entry.args, entry.kwargs))})
+            for number in entry.results:
+                self.made.setdefault(number, position)
+        end = len(recording.entries)
+        self.last_use.update({v.number: end for v in values(recording.outputs)})
 
     def run(self) -> Merged | Refused:
         try:
@@ -210,7 +154,7 @@ class _Merger:
 
     def _walk(self) -> None:
         graph = self.module.graph
-        entries = iter(self.recording.entries)
+        entries = iter(enumerate(self.recording.entries))
         for node in list(graph.nodes):
             if node.op == "placeholder":
                 self._bind(node, len(self.numbers))
@@ -221,7 +165,7 @@ class _Merger:
             elif node.op == "call_function":
                 self._operation(node, entries)
             elif node.op == "output":
-                left = next(entries, None)
+                _, left = next(entries, (0, None))
                 if left is not None:
                     raise self._differs(left, "nothing more")
                 self._output(node)
@@ -241,7 +185,7 @@ class _Merger:
             assert number is not None
             self._bind(node, number)
 
-    def _operation(self, node: fx.Node, entries: Iterator[Entry]) -> None:
+    def _operation(self, node: fx.Node, entries: Iterator[tuple[int, Entry]]) -> None:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise _Unmergeable(f"{getattr(target, '__name__', target)} is no plain operation", None)
@@ -249,7 +193,7 @@ class _Merger:
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if not tensors and not target._schema.is_mutable:
             return
-        entry = next(entries, None)
+        position, entry = next(entries, (0, None))
         same = entry is not None and target in (entry.target, _LIFTED.get(entry.target))
         if entry is None or not same or len(entry.results) != len(tensors):
             raise self._differs(entry, str(target))
@@ -257,7 +201,7 @@ class _Merger:
             node.args = self._merged(node.args, entry.args, entry)
             node.kwargs = self._merged(node.kwargs, entry.kwargs, entry)
         if target._schema.is_mutable:
-            self._functional(node, entry)
+            self._functional(node, entry, position)
         node.meta["torchstone_results"] = entry.results
         if entry.site is not None:  # in the form that torch keeps it in, so that export hands it on
             site = entry.site
@@ -320,7 +264,7 @@ class _Merger:
         leaves = [Axis(*place) for place in self.layout.places]
         operands = [
             Axis(v.number, axis)
-            for v in _values((entry.args, entry.kwargs))
+            for v in values((entry.args, entry.kwargs))
             for axis in range(len(self.shapes[v.number]))
         ]
         computed = list(self.recording.ledger.expressions)
@@ -358,28 +302,28 @@ class _Merger:
             self.emitted[expression] = node
         return self.emitted[expression]
 
-    def _functional(self, node: fx.Node, entry: Entry) -> None:
+    def _functional(self, node: fx.Node, entry: Entry, position: int) -> None:
         """Make an in-place operation on a value that nobody else sees a plain one."""
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
-        written = list(_written(entry))
+        changed = list(written(entry))
         packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
         plain = getattr(packet, target._overloadname, None) if target._opname.endswith("_") else None
-        if plain is None or len(written) != 1 or plain._schema.is_mutable:
+        if plain is None or len(changed) != 1 or plain._schema.is_mutable:
             raise _Unmergeable(f"{target} writes in place in a way that cannot be undone", entry.site)
-        position = self.recording.entries.index(entry)
-        if self._seen_elsewhere(written[0], position):
+        if self._seen_elsewhere(changed[0], position):
             raise _Unmergeable(f"{target} writes to memory that another tensor shows", entry.site)
         node.target = plain
 
     def _seen_elsewhere(self, number: int, position: int) -> bool:
+        """Whether another tensor of the same memory, made before the write, is used after it."""
         memory = self.recording.storages[number]
-        used = {
-            v.number for e in self.recording.entries[position + 1 :] for v in _values((e.args, e.kwargs))
-        }
-        used |= {v.number for v in _values(self.recording.outputs)}
-        made = {n for e in self.recording.entries[position + 1 :] for n in e.results}
-        return any(n != number and n not in made and self.recording.storages[n] == memory for n in used)
+        return any(
+            other != number
+            and self.recording.storages[other] == memory
+            and self.made.get(other, -1) < position < last
+            for other, last in self.last_use.items()
+        )
 
     def _output(self, node: fx.Node) -> None:
         leaves = pytree.tree_leaves(node.args[0], is_leaf=lambda leaf: isinstance(leaf, fx.Node))
