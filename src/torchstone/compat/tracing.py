@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -68,9 +69,14 @@ class PreDispatchMode(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call] 
         self._stack.enter_context(_Passing())  # fused fast paths ask whether there is one, as in make_fx
         return TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *error: Any) -> Any:
-        TorchDispatchMode.__exit__(self, *error)  # type: ignore[no-untyped-call]
-        return self._stack.__exit__(*error)
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        TorchDispatchMode.__exit__(self, exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
+        return self._stack.__exit__(exc_type, exc_value, traceback)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

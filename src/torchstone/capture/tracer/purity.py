@@ -67,12 +67,14 @@ def _trains(entry: Entry) -> bool:
 
 
 def written(entry: Entry) -> Iterator[int]:
+    """Numbers of the tensors that an operation writes to."""
     for argument, value in _arguments(entry):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (leaf.number for leaf in values(value))
 
 
 def values(tree: Any) -> list[Value]:
+    """The recording\'s tensors among arguments or results."""
     return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_reference) if isinstance(leaf, Value)]
 
 
