@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("own_costs", "bundle_overhead", "tracing", "nested_breaks", "examples")
+BENCHMARKS = ("own_costs", "bundle_overhead", "tracing", "nested_breaks", "shape_corpus", "examples")
 
 
 def main(names: list[str]) -> int:
