@@ -73,6 +73,7 @@ B = "1..8"
 shape = ["B", 8]
 [policy]
 build_s = 90
+bench_s = 2
 {policy}
 """
 
@@ -119,7 +120,7 @@ def test_a_model_that_cannot_be_captured_gets_a_useful_page(tmp_path: Path) -> N
     found = msgspec.json.decode((tmp_path / "page.json").read_bytes(), type=Inspection)
     assert found.capture is not None
     assert found.capture.mode == "dynamo"
-    assert "calls" in (found.capture.trace_refused or "")
+    assert "model.py:" in (found.capture.trace_refused or "")
     assert found.inventory is not None
     assert found.inventory.example.median_s > 0
     assert found.breaks is not None
@@ -143,7 +144,9 @@ def test_a_part_that_fails_leaves_the_others_standing() -> None:
                 os._exit(3)  # as a tracer does that crashes
             return self.linear(x)
 
-    found = torchstone.inspect(Dies(), torch.randn(3, 4), parts=("capture", "inventory"))
+    policy = torchstone.Policy(bench_s=1)
+    parts = ("capture", "inventory")
+    found = torchstone.inspect(Dies(), torch.randn(3, 4), policy=policy, parts=parts)
     capture, inventory = found.parts
     assert capture.failed is not None
     assert "exited with code 3" in capture.failed

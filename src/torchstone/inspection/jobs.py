@@ -27,6 +27,7 @@ from torchstone.worker import workload_of
 __all__ = ["breaks", "contract", "inventory", "ladder_of", "recompiles_of", "stale_of"]
 
 State = dict[str, Any]
+_TIMED_S = 12.0  # enough for a first look; the policy's benchmark time where that is less
 
 
 def inventory(state: State, capture: Capture | None, program: str) -> Inventory:
@@ -35,18 +36,21 @@ def inventory(state: State, capture: Capture | None, program: str) -> Inventory:
     :param capture: what the capture's job gave; None where it failed, or was not asked.
     :param program: the file that it wrote, if it captured one graph.
     """
+    workload = workload_of(state)
     captured = capture is not None and capture.mode == "export"
     plan = inventory_module.Plan(
+        budget_s=min(_TIMED_S, workload.policy.bench_s),
         program=program if captured else None,
         refused=None if captured or capture is None else capture.refused,
     )
-    return inventory_module.inventory(workload_of(state), plan=plan)
+    return inventory_module.inventory(workload, plan=plan)
 
 
 def breaks(state: State) -> BreakStudy:
     """Graph breaks, measured."""
     workload = workload_of(state)
-    return breaks_module.study_breaks(workload, workload.module())
+    seconds = min(_TIMED_S / 2, workload.policy.bench_s)
+    return breaks_module.study_breaks(workload, workload.module(), seconds=seconds)
 
 
 def recompiles_of(state: State) -> RecompileStudy:
