@@ -5,22 +5,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from torchstone import diff
 from torchstone.candidate import Candidate, Context, failed, slug
+from torchstone.errors import TorchstoneError
 from torchstone.recipe import fallback
 from torchstone.records import (
     Capture,
     CaseErrors,
+    Divergence,
     Failure,
     MetricResult,
     ReferenceErrors,
     VerdictEntry,
     Verified,
     WorkloadSpec,
+    Wrong,
 )
 from torchstone.verify import inputs as verify_inputs
 from torchstone.verify import run as verify_run
@@ -76,6 +83,7 @@ class Judge:
         self.references: tuple[ReferenceErrors, ...] = ()
         self._directory = context.store.files / "references"
         self._worker: Worker | None = None
+        self._others: list[Worker] = []
 
     def measure(self) -> None:
         """Run every case through the model in float64 and as it is, unless that is known."""
@@ -144,12 +152,27 @@ class Judge:
     def call(self, target: str, /, *, stage: str, limit_s: float, **kwargs: object) -> Any:
         """Run a job in the reference worker, started anew if it has died."""
         if self._worker is None or not self._worker.alive:
-            self.close()
+            self._free()
             self._worker = self.context.start("reference")
         return self._worker.call(target, stage=stage, limit_s=limit_s, **kwargs)
 
+    @contextlib.contextmanager
+    def another(self, name: str) -> Iterator[Worker]:
+        """A worker for one question, which :meth:`close` ends too."""
+        with self.context.start(name) as worker:
+            self._others.append(worker)
+            try:
+                yield worker
+            finally:
+                self._others.remove(worker)
+
     def close(self) -> None:
-        """Free the worker."""
+        """Free the workers, whatever they are doing."""
+        self._free()
+        for worker in tuple(self._others):
+            worker.close()
+
+    def _free(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -182,7 +205,62 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
             _metric(context, judge, candidate, baseline)
     if not isinstance(candidate.verdict, Verified) or _memory_is_short():
         candidate.close()
+    if isinstance(candidate.verdict, Wrong):
+        _first_divergence(judge, candidate, candidate.verdict)
     context.advance()
+
+
+_OF_NUMBERS = (
+    "ERROR_ABOVE_BOUND",
+    "ELEMENT_ABOVE_BOUND",
+    "NON_FINITE",
+    "INTEGER_MISMATCH",
+    "SHAPE_OR_DTYPE",
+)
+
+
+def _first_divergence(judge: Judge, candidate: Candidate, verdict: Wrong) -> None:
+    """Say where a wrong candidate first diverges; what goes wrong in looking is said, and no more."""
+    context = judge.context
+    key = f"divergence/{candidate.text}"
+    if context.recall(key, Divergence) is not None:
+        return
+    path = context.store.files / "divergence" / f"{slug(candidate.text)}.py"
+    if verdict.reason in _OF_NUMBERS:
+        context.step(f"looking where {candidate.text} first diverges")
+        found = _looked_for(judge, candidate, verdict, path)
+    else:
+        why = f"what failed is not the result of an operation ({verdict.reason})"
+        found = _not_found(candidate, verdict, why)
+    context.record(key, found, (path,) if found.reproduction is not None else ())
+    context.note(f"{'':<12} {candidate.text}: {found.text}")
+
+
+def _not_found(candidate: Candidate, verdict: Wrong, why: str) -> Divergence:
+    return Divergence(a=diff.FLOAT64, b=candidate.text, kind="UNKNOWN", text=why, case=verdict.case)
+
+
+def _looked_for(judge: Judge, candidate: Candidate, verdict: Wrong, path: Path) -> Divergence:
+    context = judge.context
+    question = diff.Question(
+        a=diff.FLOAT64,
+        b=candidate.text,
+        case=verdict.case,
+        seed=context.seed,
+        program=str(context.program) if candidate.exported else None,
+        reproduction=str(path),
+        limit_s=context.policy.call_s,
+    )
+    try:
+        with judge.another(f"diff-{slug(candidate.text)}") as worker:
+            found = diff.ask(worker, question)
+    except TorchstoneError as error:
+        found = _not_found(candidate, verdict, error.what)
+    if found.kind != "NONE":
+        return found
+    why = found.notes[0] if found.notes else "errors that each are rounding add up, or grow"
+    text = f"no operation is to blame by itself: {why}"
+    return msgspec.structs.replace(found, kind="UNKNOWN", text=text, notes=found.notes[1:])
 
 
 def record_verdict(context: Context, candidate: Candidate, cases: tuple[CaseErrors, ...]) -> None:

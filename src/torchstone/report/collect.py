@@ -14,6 +14,7 @@ from torchstone.records import (
     Comparison,
     Crashed,
     Decision,
+    Divergence,
     Entry,
     LoadResult,
     MetricResult,
@@ -92,6 +93,8 @@ class Row(Record, frozen=True, kw_only=True):
     """Under open-loop load, by rising rate."""
     reproduce: tuple[str, ...]
     """Commands that make this row again; a line of Python where the run was made from Python."""
+    divergence: Divergence | None = None
+    """Where it first diverges from the model in float64, if it is wrong."""
 
 
 class Report(Record, frozen=True, kw_only=True):
@@ -143,6 +146,7 @@ def _rows(header: RunHeader, entries: Sequence[Entry], decision: Decision | None
     builds = _latest(Build, entries, lambda e: e.recipe)
     metrics = _latest(MetricResult, entries, lambda e: e.recipe)
     comparisons = _latest(Comparison, entries, lambda e: (e.recipe, e.against))
+    divergences = _latest(Divergence, entries, lambda e: e.b)
     loads = _latest(LoadResult, entries, lambda e: (e.recipe, e.rate))
     baseline = header.recipes[0]
     for recipe in header.recipes:
@@ -157,6 +161,7 @@ def _rows(header: RunHeader, entries: Sequence[Entry], decision: Decision | None
             metric=metrics.get(recipe),
             load=tuple(result for (r, _), result in sorted(loads.items(), key=_by_rate) if r == recipe),
             reproduce=_reproduce(header, recipe),
+            divergence=divergences.get(recipe),
         )
 
 

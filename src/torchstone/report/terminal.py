@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from torchstone.report import divergence, words
 from torchstone.report import format as fmt
-from torchstone.report import words
 from torchstone.report.collect import Report, Row
 
 __all__ = ["render"]
@@ -121,5 +121,9 @@ def _failure(row: Row, console: Console) -> None:
     console.print()
     console.print(Text(f"{fmt.clean(row.recipe)}: {row.status}", style="bold", overflow="fold"))
     _indented(console, words.reason(verdict))
+    if row.divergence is not None:
+        _indented(console, divergence.headline(row.divergence))
+        for line in divergence.lines(row.divergence):
+            _indented(console, f"  {line}")
     if found := words.hint(verdict):
         _indented(console, f"hint: {found}")

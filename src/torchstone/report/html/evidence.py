@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchstone.records import Capture, Case, CaseErrors, Dim, OutputErrors, TensorSpec, Wrong
+from torchstone.report import divergence, words
 from torchstone.report import format as fmt
-from torchstone.report import words
 from torchstone.report.collect import Report, Row
 from torchstone.report.html.markup import Cell, Html, code, details, element, facts, join, section, table
 
@@ -35,6 +35,10 @@ def _failure(row: Row) -> Html:
     if isinstance(verdict, Wrong):
         held = f"error {fmt.error(verdict.relative)}, allowed {fmt.error(verdict.bound)}"
         parts.append(element("p", f"{held}; failed in: {', '.join(verdict.failed)}", class_="fine"))
+    if row.divergence is not None:
+        parts.append(element("p", divergence.headline(row.divergence)))
+        if facts_ := divergence.lines(row.divergence):
+            parts.append(element("pre", "\n".join(map(fmt.clean, facts_)), tabindex=0))
     if hint := words.hint(verdict):
         parts.append(element("p", "To have it: ", code(hint)))
     if log := words.log_of(verdict):
