@@ -117,6 +117,10 @@ def test_export_of_the_graph_proves_it_and_keeps_names(
         with torch.no_grad():
             torch.testing.assert_close(exported.module()(x), model(x))
     assert any(__file__ in (n.meta.get("stack_trace") or "") for n in exported.graph.nodes)
+    stacks = [(n.meta.get("nn_module_stack") or {}).values() for n in exported.graph.nodes]
+    paths = {path for stack in stacks for path, _ in stack}
+    assert len(paths) > 1
+    assert paths <= {name for name, _ in model.named_modules()}
 
 
 def test_named_dims_tie_inputs_and_take_multiples() -> None:

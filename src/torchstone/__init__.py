@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchstone.bundle.load import load as load
-    from torchstone.capture.tracer.program import Program as Program
     from torchstone.capture.tracer import trace as trace
+    from torchstone.capture.tracer.program import Program as Program
     from torchstone.inspection.study import inspect as inspect
     from torchstone.policy import Policy as Policy
     from torchstone.recipe import Recipe as Recipe

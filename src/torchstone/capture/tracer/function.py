@@ -112,7 +112,8 @@ def _traced(
     first: Refusal | None = None
     for sizes in _others(dims, example):
         try:
-            recording = record(lifted.call, lifted.fakes(axes, sizes))
+            root = lifted.fn if isinstance(lifted.fn, nn.Module) else None
+            recording = record(lifted.call, lifted.fakes(axes, sizes), root)
         except compat.capture_errors() as error:  # sizes that the model does not take, perhaps
             first = first or Refusal(*blame.of(error))
             continue

@@ -203,6 +203,8 @@ class _Merger:
         if target._schema.is_mutable:
             self._functional(node, entry, position)
         node.meta["torchstone_results"] = entry.results
+        # as torch.export writes it
+        node.meta["nn_module_stack"] = {path: (path, kind) for path, kind in entry.modules}
         if entry.site is not None:  # in the form that torch keeps it in, so that export hands it on
             site = entry.site
             node.meta["stack_trace"] = f'  File "{site.file}", line {site.line}, in {site.function}'

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, MutableMapping
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -48,6 +55,8 @@ class Entry:
     """Numbers of the tensors that it gives, in pytree order."""
     site: Site | None
     """The line of the user's code that called it."""
+    modules: tuple[tuple[str, str], ...]
+    """Submodules that were running, outermost first: path and class."""
 
 
 @dataclass
@@ -85,6 +94,7 @@ class _Recorder(tracing.PreDispatchMode):  # type: ignore[no-untyped-call]  # to
         # weak: a new tensor that anybody holds is copied on its way to Python (torch's make_variable)
         self.numbers: MutableMapping[torch.Tensor, int] = WeakTensorKeyDictionary()
         self.memory: list[Any] = []  # kept, so that no address is given twice
+        self.modules: list[tuple[str, str]] = []
 
     def number(self, tensor: torch.Tensor) -> int:
         known = self.numbers.get(tensor)
@@ -108,7 +118,9 @@ class _Recorder(tracing.PreDispatchMode):  # type: ignore[no-untyped-call]  # to
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if tensors or func._schema.is_mutable:
             results = tuple(self.number(tensor) for tensor in tensors)
-            self.recording.entries.append(Entry(func, given, named, results, user_site()))
+            self.recording.entries.append(
+                Entry(func, given, named, results, user_site(), tuple(self.modules))
+            )
         return result
 
     def named(self, leaf: Any) -> Any:
@@ -124,12 +136,15 @@ class _Recorder(tracing.PreDispatchMode):  # type: ignore[no-untyped-call]  # to
         return size if number is None else ledger.size(size, Axis(number, axis))
 
 
-def record(function: Callable[..., Any], fakes: list[torch.Tensor]) -> Recording:
+def record(
+    function: Callable[..., Any], fakes: list[torch.Tensor], root: nn.Module | None = None
+) -> Recording:
     """Run ``function`` on fake tensors and write down what it does.
 
     What it raises is raised on.
 
     :param fakes: inputs; all of one fake mode.
+    :param root: the module that runs in it, if there is one.
     """
     recording = Recording(Ledger(user_site), len(fakes))
     modes = [fake.fake_mode for fake in fakes if isinstance(fake, tracing.FakeTensor)]
@@ -137,7 +152,37 @@ def record(function: Callable[..., Any], fakes: list[torch.Tensor]) -> Recording
     recorder = _Recorder(recording, tracing.ShapeCache(mode))
     for fake in fakes:
         recorder.number(fake)
-    with torch.no_grad(), mode, tracing.sizes_through(recorder.read), recorder:
+    following = _followed(root, recorder.modules)
+    with torch.no_grad(), mode, tracing.sizes_through(recorder.read), following, recorder:
         result = function(*fakes)
     recording.outputs = [recorder.named(leaf) for leaf in pytree.tree_leaves(result)]
     return recording
+
+
+@contextmanager
+def _followed(root: nn.Module | None, running: list[tuple[str, str]]) -> Iterator[None]:
+    """Keep ``running`` up to date with the submodules of ``root`` that run in this thread."""
+    if root is None:
+        yield
+        return
+    paths = {id(module): path for path, module in root.named_modules()}
+    thread = threading.get_ident()
+
+    def enter(module: nn.Module, _given: Any) -> None:
+        if id(module) in paths and threading.get_ident() == thread:
+            kind = type(module)
+            running.append((paths[id(module)], f"{kind.__module__}.{kind.__qualname__}"))
+
+    def leave(module: nn.Module, _given: Any, _result: Any) -> None:
+        if id(module) in paths and threading.get_ident() == thread:
+            running.pop()
+
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
