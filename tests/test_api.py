@@ -22,7 +22,7 @@ from verify_desk import Block, block, block_inputs
 
 pytestmark = pytest.mark.slow
 
-QUICK = Policy(bench_s=3, load_s=0, rounds=5)
+QUICK = Policy(bench_s=3, load_s=0, rounds=5, call_s=10)
 
 
 class TextbookAttention(nn.Module):

@@ -20,6 +20,9 @@ from torchstone.compat import shapes
 from torchstone.records import Attempt, Dim, LadderStudy
 from torchstone.workload import Workload
 
+pytestmark = pytest.mark.skipif(
+    shapes.bounds_unavailable() is not None, reason="this torch marks no size unbacked with bounds"
+)
 B = Dim(name="B", low=1, high=8)
 S = Dim(name="S", low=1, high=32)
 ROWS: Shapes = {"x": ("B", "S", 16)}
@@ -159,6 +162,13 @@ def test_a_model_that_breaks_says_so() -> None:
     assert "if x.sum() > 0:" in study.why
 
 
+def test_without_bounds_the_ladder_begins_at_backed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "bounds_unavailable", lambda: "torch 2.11.0: no bounds")
+    study = climbed(lambda self, x: x.relu())
+    assert study.chosen == {"B": "backed"}
+    assert "no bounds" in study.why
+
+
 def test_no_dims_no_ladder() -> None:
     study = climbed(lambda self, x: x, {"x": (4, 4)})
     assert study.chosen == {}
@@ -206,10 +216,6 @@ def test_the_code_that_is_said_does_what_was_tried() -> None:
             assert torch.equal(names["call"](given), model(given))
     assert compat.graphs_compiled() - before == 2
     torch._dynamo.reset()
-
-
-def test_marks_with_bounds_are_there() -> None:
-    assert shapes.bounds_unavailable() is None
 
 
 @pytest.mark.slow

@@ -210,6 +210,9 @@ def settle(context: Context, judge: Judge, candidate: Candidate, baseline: Candi
     context.advance()
 
 
+_LOOK_S = 30.0
+"""Seconds for finding where a wrong candidate diverges: other candidates wait for their turn."""
+
 _OF_NUMBERS = (
     "ERROR_ABOVE_BOUND",
     "ELEMENT_ABOVE_BOUND",
@@ -249,7 +252,7 @@ def _looked_for(judge: Judge, candidate: Candidate, verdict: Wrong, path: Path) 
         seed=context.seed,
         program=str(context.program) if candidate.exported else None,
         reproduction=str(path),
-        limit_s=context.policy.call_s,
+        limit_s=min(context.policy.call_s, _LOOK_S),
     )
     try:
         with judge.another(f"diff-{slug(candidate.text)}") as worker:

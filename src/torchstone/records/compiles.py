@@ -51,7 +51,7 @@ class Break(Record, frozen=True, kw_only=True):
     function: str
     """The function that it is in."""
     kind: str
-    """Which of the known kinds (``KINDS`` of :mod:`torchstone.capture.compiled.breaktext`), or ``OTHER``."""
+    """Which of the kinds that :mod:`torchstone.capture.compiled.breaktext` knows, or ``OTHER``."""
     reason: str
     """Why the graph ends here, in one plain sentence."""
     raw: str

@@ -12,6 +12,7 @@ import ast
 import functools
 import linecache
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from torchstone.records import Limit
 from torchstone.records.compiles import LimitKind
 
 __all__ = ["KINDS", "Told", "limits", "told"]
+
+_OWN_FRAME = sys.version_info < (3, 12)  # since PEP 709 a comprehension is part of its function
 
 
 class Told(NamedTuple):
@@ -249,7 +252,7 @@ def _around(file: str, line: int, function: str) -> Iterator[Limit]:
             yield _limit("TRY", file, node.lineno)
         elif isinstance(node, ast.For | ast.While | ast.AsyncFor) and line >= node.body[0].lineno:
             yield _limit("LOOP", file, node.lineno)
-        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
+        elif _OWN_FRAME and isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
             yield _limit("COMPREHENSION", file, node.lineno)
         elif isinstance(node, ast.GeneratorExp):
             yield _limit("GENERATOR", file, node.lineno)

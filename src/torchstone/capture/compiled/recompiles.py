@@ -24,6 +24,7 @@ from torchstone.capture.compiled import guards, outputs
 from torchstone.capture.compiled.replay import Event, Replay, Replayed, Way, named_axes, plan
 from torchstone.capture.export import one_line
 from torchstone.compat import dynamo as doors
+from torchstone.compat import shapes
 from torchstone.records import Recompile, RecompileStudy, ScalarSpec, Storm, TensorSpec, Tried
 from torchstone.workload import Workload
 
@@ -181,13 +182,11 @@ def _trials(
         door = "torch._dynamo"
         fixes = [
             ("mark_dynamic", f"{door}.mark_dynamic({name}, {axis})", Way(marks="dynamic")),
-            (
-                f"mark_unbacked({bound})",
-                f"{door}.decorators.mark_unbacked({name}, {axis}, {bound})",
-                Way(marks="unbacked"),
-            ),
             ("dynamic=True", "torch.compile(model, dynamic=True)", Way(dynamic=True)),
         ]
+        if shapes.bounds_unavailable() is None:
+            code = f"{door}.decorators.mark_unbacked({name}, {axis}, {bound})"
+            fixes.insert(1, (f"mark_unbacked({bound})", code, Way(marks="unbacked")))
     if "MODULE_ATTRIBUTE" in causes:
         option = "allow_unspec_int_on_nn_module"
         fixes.append((option, f"torch._dynamo.config.{option} = True", Way(config={option: True})))
