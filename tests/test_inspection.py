@@ -139,6 +139,7 @@ def test_a_model_that_cannot_be_captured_gets_a_useful_page(tmp_path: Path) -> N
     assert "x.sum()" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_leaves_the_others_standing() -> None:
     class Dies(nn.Module):
         def __init__(self) -> None:
@@ -163,6 +164,7 @@ def test_a_part_that_fails_leaves_the_others_standing() -> None:
     assert found.inventory.weights.parameters == 10
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_on_its_own_example_says_where(tmp_path: Path) -> None:
     broken = CAPTURABLE.replace("nn.Linear(32, 4)", "nn.Linear(31, 4)")
     found = command(folder(tmp_path / "w", broken), "--part", "inventory", "--json", cwd=tmp_path)
