@@ -18,6 +18,7 @@ from torchstone.capture.compiled import guards
 from torchstone.capture.compiled.recompiles import study_recompiles
 from torchstone.capture.compiled.stale import study_staleness
 from torchstone.compat import dynamo as doors
+from torchstone.compat import shapes
 from torchstone.policy import Policy
 from torchstone.records import Arrival, Cause, Dim, RecompileStudy, ScalarSpec, Storm, TensorSpec
 
@@ -129,8 +130,9 @@ def test_first_size_then_zero_one_and_what_helps() -> None:
     assert storm(found, "FIRST_SIZE").code == "torch._dynamo.mark_dynamic(x, 0)"
     assert storm(found, "ZERO_ONE").code == "torch._dynamo.decorators.mark_unbacked(x, 0, min=1)"
     tried = {t.name: t for t in found.tried}
-    assert tried["mark_unbacked(min=1)"].graphs == 1
-    assert tried["mark_unbacked(min=1)"].agrees
+    if shapes.bounds_unavailable() is None:
+        assert tried["mark_unbacked(min=1)"].graphs == 1
+        assert tried["mark_unbacked(min=1)"].agrees
     assert tried["mark_dynamic"].graphs == 2
     assert tried["dynamic=True"].graphs == 2
 
