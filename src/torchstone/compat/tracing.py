@@ -88,7 +88,7 @@ class PreDispatchMode(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call] 
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called for each operation; gives its result."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: what is done with it is the subclass's business
 
 
 class _Passing(TorchFunctionMode):

@@ -8,8 +8,11 @@ from torchstone.records import (
     Comparison,
     Crashed,
     Decision,
+    Dim,
+    InputSpec,
     MetricResult,
     NotTried,
+    TensorSpec,
     TimedOut,
     Unsupported,
     Unverifiable,
@@ -22,12 +25,14 @@ from torchstone.report.collect import Report, Row
 
 __all__ = [
     "baseline_of",
+    "dim_of",
     "drop",
     "errors",
     "failed",
     "find",
     "headline",
     "hint",
+    "input_of",
     "log_of",
     "promoted",
     "reason",
@@ -151,3 +156,16 @@ def worst_relative(relatives: tuple[float | None, ...]) -> float | None:
 def hint(verdict: Verdict) -> str | None:
     """The command that would help."""
     return verdict.hint if isinstance(verdict, Unsupported) else None
+
+
+def input_of(spec: InputSpec) -> str:
+    """An input in a line: ``x float32[B, 3]``."""
+    if isinstance(spec, TensorSpec):
+        return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"
+    return f"{spec.name} {spec.kind}"
+
+
+def dim_of(dim: Dim) -> str:
+    """A dim in a line: ``B = 1..64``, ``S = 16..256 by 16``."""
+    step = f" by {dim.multiple}" if dim.multiple != 1 else ""
+    return f"{dim.name} = {dim.low}..{dim.high}{step}"

@@ -74,6 +74,7 @@ class Names:
 def is_shape_error(error: BaseException, call: Call | None) -> bool:
     """Whether an exception tells of shapes rather than of dtypes, devices or anything else."""
     text = str(error)
+    # a kernel that is not there is a RuntimeError too, and says nothing of shapes
     if not isinstance(error, _KINDS) or isinstance(error, NotImplementedError):
         return False
     if _NO_SHAPES.search(text):

@@ -39,7 +39,6 @@ from torchstone.records import (
     ScalarSpec,
     ShapeContract,
     SourceLine,
-    WorkloadSpec,
 )
 from torchstone.workload import Workload
 
@@ -137,7 +136,7 @@ def _elsewhere(study: _Study, probes: tuple[Probe, ...]) -> tuple[ExportedProgra
 
 
 @dataclass
-class _Study:
+class _Study(sweep.Inquiry):
     """What is known so far."""
 
     bench: Bench
@@ -147,21 +146,6 @@ class _Study:
     guards: list[shapes.Guard] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
     not_tried: list[str] = field(default_factory=list)
-
-    @property
-    def spec(self) -> WorkloadSpec:
-        return self.bench.workload.spec()
-
-    @property
-    def dims(self) -> list[Dim]:
-        return sweep.moving(self.spec)
-
-    def late(self, what: str) -> bool:
-        """Whether the time is over; then ``what`` is listed as not tried."""
-        over = time.perf_counter() > self.deadline
-        if over:
-            self.not_tried.append(what)
-        return over
 
 
 # --- traces ---------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class _Tried:
 
 
 @dataclass
-class _Study:
+class _Study(sweep.Inquiry):
     """What is known so far."""
 
     bench: Bench
@@ -121,21 +121,6 @@ class _Study:
     cases: list[_Case] = field(default_factory=list)
     tried: list[_Tried] = field(default_factory=list)
     not_tried: list[str] = field(default_factory=list)
-
-    @property
-    def spec(self) -> WorkloadSpec:
-        return self.bench.workload.spec()
-
-    @property
-    def dims(self) -> list[Dim]:
-        return sweep.moving(self.spec)
-
-    def late(self, what: str) -> bool:
-        """Whether the time is over; then ``what`` is listed as not tried."""
-        over = time.perf_counter() > self.deadline
-        if over:
-            self.not_tried.append(what)
-        return over
 
 
 @contextlib.contextmanager

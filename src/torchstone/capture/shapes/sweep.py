@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,18 @@ from torchstone.records import Case, Dim, WorkloadSpec
 from torchstone.verify import tensors
 from torchstone.workload import Workload
 
-__all__ = ["TOLERANCE", "Bench", "Ran", "Sizes", "difference", "kept", "moving", "settled", "sweep"]
+__all__ = [
+    "TOLERANCE",
+    "Bench",
+    "Inquiry",
+    "Ran",
+    "Sizes",
+    "difference",
+    "kept",
+    "moving",
+    "settled",
+    "sweep",
+]
 
 Sizes = dict[str, int]
 """Size of every named dim."""
@@ -97,6 +109,31 @@ def kept(module: nn.Module | None) -> Iterator[None]:
         with torch.no_grad():
             for name, value in before.items():
                 buffers[name].copy_(value)
+
+
+class Inquiry:
+    """What a contract and a ladder have in common: a subject, and a time that ends."""
+
+    bench: Bench
+    deadline: float
+    not_tried: list[str]
+
+    @property
+    def spec(self) -> WorkloadSpec:
+        """The workload's description."""
+        return self.bench.workload.spec()
+
+    @property
+    def dims(self) -> list[Dim]:
+        """Its dims that vary."""
+        return moving(self.spec)
+
+    def late(self, what: str) -> bool:
+        """Whether the time is over; then ``what`` is listed as not tried."""
+        over = time.perf_counter() > self.deadline
+        if over:
+            self.not_tried.append(what)
+        return over
 
 
 def difference(expected: list[Any], found: list[Any]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torchstone.records import Capture, Case, CaseErrors, Dim, OutputErrors, TensorSpec, Wrong
+from torchstone.records import Capture, Case, CaseErrors, OutputErrors, Wrong
 from torchstone.report import divergence, words
 from torchstone.report import format as fmt
 from torchstone.report.collect import Report, Row
@@ -198,8 +198,8 @@ def environment(report: Report) -> Html:
         "Seed": str(header.seed),
     }
     asked: dict[str, Cell] = {
-        "Inputs": join((_input(i) for i in header.workload.inputs), "; "),
-        "Dims": ", ".join(map(_dim, header.workload.dims)) or "all fixed",
+        "Inputs": join((words.input_of(i) for i in header.workload.inputs), "; "),
+        "Dims": ", ".join(map(words.dim_of, header.workload.dims)) or "all fixed",
         "Traffic": f"{fmt.count(len(header.workload.traffic))} requests",
         "Metric": header.workload.metric or "none",
         "Digest": element("code", header.workload.digest),
@@ -215,17 +215,6 @@ def environment(report: Report) -> Html:
         element("h3", "Policy"),
         facts(policy),
     )
-
-
-def _input(spec: object) -> str:
-    if isinstance(spec, TensorSpec):
-        return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"
-    return f"{getattr(spec, 'name', '')} {getattr(spec, 'kind', '')}"
-
-
-def _dim(dim: Dim) -> str:
-    step = f" by {dim.multiple}" if dim.multiple != 1 else ""
-    return f"{dim.name} = {dim.low}..{dim.high}{step}"
 
 
 def _plain(value: object) -> str:

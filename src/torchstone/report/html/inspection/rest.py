@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from torchstone.records import Dim, InputSpec, Inspection, TensorSpec
+from torchstone.records import Inspection
 from torchstone.report import format as fmt
 from torchstone.report import inspect_words as words
+from torchstone.report import words as run_words
 from torchstone.report.html.markup import Cell, Html, details, element, facts, join, section, table
 
 __all__ = ["environment", "parts", "weights"]
@@ -59,8 +60,8 @@ def environment(found: Inspection) -> Html:
     }
     asked: dict[str, Cell] = {
         "From": found.origin or "Python",
-        "Inputs": join((_input(i) for i in spec.inputs), "; ") or fmt.DASH,
-        "Dims": ", ".join(map(_dim, spec.dims)) or "all fixed",
+        "Inputs": join((run_words.input_of(i) for i in spec.inputs), "; ") or fmt.DASH,
+        "Dims": ", ".join(map(run_words.dim_of, spec.dims)) or "all fixed",
         "Example": words.sizes(spec.example_sizes),
         "Digest": element("code", spec.digest),
     }
@@ -72,17 +73,6 @@ def environment(found: Inspection) -> Html:
         element("h3", "Workload"),
         facts(asked),
     )
-
-
-def _input(spec: InputSpec) -> str:
-    if isinstance(spec, TensorSpec):
-        return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"
-    return f"{spec.name} {spec.kind}"
-
-
-def _dim(dim: Dim) -> str:
-    step = f" by {dim.multiple}" if dim.multiple != 1 else ""
-    return f"{dim.name} = {dim.low}..{dim.high}{step}"
 
 
 def parts(found: Inspection) -> Html:
