@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch.export import ExportedProgram
+
 from torchstone.backends import compiler
 from torchstone.capture import export
 from torchstone.capture import program as programs
@@ -65,22 +67,19 @@ def stale_of(state: State) -> Stale | None:
     return stale.study_staleness(workload, workload.module())
 
 
-def contract(state: State, capture: Capture | None, program: str, within_s: float) -> ShapeContract:
+def contract(state: State, capture: Capture, program: str, within_s: float) -> ShapeContract:
     """The sizes that the captured program holds for.
 
-    :param capture: what the capture's job gave; None where it failed.
+    :param capture: what the capture's job gave, or that it failed.
     :param program: the file that it wrote, if it captured one graph.
     """
     workload = workload_of(state)
-    if capture is not None and capture.mode == "export":
-        return contract_module.contract(
-            workload, workload.module(), programs.load(Path(program)), limit_s=within_s
-        )
-    refused = export.Refused("it was not captured") if capture is None else None
-    if refused is None and capture is not None:
-        refused = export.Refused(capture.refused or "", capture.narrowed)
-    assert refused is not None
-    return contract_module.contract(workload, workload.module(), refused, limit_s=within_s)
+    captured: ExportedProgram | export.Refused = (
+        programs.load(Path(program))
+        if capture.mode == "export"
+        else export.Refused(capture.refused or "", capture.narrowed)
+    )
+    return contract_module.contract(workload, workload.module(), captured, limit_s=within_s)
 
 
 def ladder_of(state: State, within_s: float) -> LadderStudy:
