@@ -25,6 +25,7 @@ PACKAGES = (
     "transformers",
     "numpy",
     "triton",
+    "helion",
 )
 """Packages that can change an answer or a time."""
 

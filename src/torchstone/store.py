@@ -35,7 +35,7 @@ import msgspec
 from torchstone.errors import StoreError
 from torchstone.records import Entry, Record, RunHeader
 
-__all__ = ["FORMAT", "RunStore", "create", "digest_of", "exclusive", "find", "listing"]
+__all__ = ["FORMAT", "RunStore", "create", "digest_of", "exclusive", "find", "listing", "slug"]
 
 FORMAT = 1
 """Version of the record format; a run of another is not resumed."""
@@ -183,7 +183,7 @@ class RunStore:
 def create(home: Path, header: RunHeader) -> RunStore:
     """Make a new run."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    path = home / "runs" / f"{_slug(header.workload.name)}-{stamp}-{secrets.token_hex(3)}"
+    path = home / "runs" / f"{slug(header.workload.name)}-{stamp}-{secrets.token_hex(3)}"
     unfinished = path.with_name(f".{path.name}")
     for folder in ("entries", "files", "work"):
         (unfinished / folder).mkdir(parents=True)
@@ -272,5 +272,6 @@ def _write_durably(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """A short name for a folder, from any text."""
     return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")[:40] or "model"

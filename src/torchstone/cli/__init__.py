@@ -23,9 +23,11 @@ COMMANDS = (
     ("report", "Show a run: in the terminal, as HTML or as JSON."),
     ("package", "Write a run's bundle: code, weights, evidence, fallback."),
     ("inspect", "Say what a model is, where it breaks and which shapes hold."),
+    ("tune", "Find the fastest config of a kernel that can be proved right."),
     ("check", "Say where shapes do not fit, before anything is run."),
     ("diff", "Find the first operation where one implementation is not what another is."),
     ("ls", "List the runs."),
+    ("cache", "List, export, import, merge and prune what tuning has measured."),
     ("doctor", "Say what this machine has and what it lacks."),
 )
 """Every command with its one-line help; the module of the same name in this package defines it."""
