@@ -1,0 +1,1 @@
+"""Measuring configs: built ahead, proved against float64, timed, in processes that may die."""
