@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchstone.adapters.triton import autotune as autotune
     from torchstone.bundle.load import load as load
     from torchstone.capture.tracer import trace as trace
     from torchstone.capture.tracer.program import Program as Program
@@ -25,12 +26,48 @@ if TYPE_CHECKING:
     from torchstone.recipe import Recipe as Recipe
     from torchstone.run import Run as Run
     from torchstone.run import optimize as optimize
+    from torchstone.tuner.space import Boolean as Boolean
+    from torchstone.tuner.space import Choice as Choice
+    from torchstone.tuner.space import Integer as Integer
+    from torchstone.tuner.space import Only as Only
+    from torchstone.tuner.space import Permutation as Permutation
+    from torchstone.tuner.space import PowerOfTwo as PowerOfTwo
+    from torchstone.tuner.space import Space as Space
+    from torchstone.tuner.tunable import Tunable as Tunable
+    from torchstone.tuning import tune as tune
     from torchstone.workload import Workload as Workload
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "Program", "Recipe", "Run", "Workload", "inspect", "load", "optimize", "trace"]
+__all__ = [
+    "Boolean",
+    "Choice",
+    "Integer",
+    "Only",
+    "Permutation",
+    "Policy",
+    "PowerOfTwo",
+    "Program",
+    "Recipe",
+    "Run",
+    "Space",
+    "Tunable",
+    "Workload",
+    "autotune",
+    "inspect",
+    "load",
+    "optimize",
+    "trace",
+    "tune",
+]
 
 _HOMES = {
+    **dict.fromkeys(
+        ("Boolean", "Choice", "Integer", "Only", "Permutation", "PowerOfTwo", "Space"),
+        "torchstone.tuner.space",
+    ),
+    "Tunable": "torchstone.tuner.tunable",
+    "autotune": "torchstone.adapters.triton",
+    "tune": "torchstone.tuning",
     "Policy": "torchstone.policy",
     "Program": "torchstone.capture.tracer",
     "Recipe": "torchstone.recipe",

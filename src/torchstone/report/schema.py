@@ -1,7 +1,7 @@
-"""The JSON schemas of a report and of an inspection, with every field's docstring as its description.
+"""The JSON schemas of what is reported, with every field's docstring as its description.
 
-``python -m torchstone.report.schema > docs/report.schema.json`` and ``python -m
-torchstone.report.schema inspection > docs/inspection.schema.json`` write the committed files.
+``python -m torchstone.report.schema > docs/report.schema.json`` writes the committed file, and so do
+``inspection`` and ``tuning`` after the command, each to the file of its name.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from torchstone.records import (
     inspection,
     inventory,
     shapes,
+    tuning,
     verdict,
     workload,
 )
+from torchstone.records.tuning import Tuning
 from torchstone.report import collect
 
 __all__ = ["KINDS", "schema", "text"]
 
 _URI = "https://json-schema.org/draft/2020-12/schema"
 
-KINDS: dict[str, type] = {"report": collect.Report, "inspection": Inspection}
+KINDS: dict[str, type] = {"report": collect.Report, "inspection": Inspection, "tuning": Tuning}
 """What has a schema, by the name that the command takes."""
 
 _MODULES = (
@@ -47,6 +49,7 @@ _MODULES = (
     inventory,
     shapes,
     inspection,
+    tuning,
 )
 
 
