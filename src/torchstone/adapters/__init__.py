@@ -1,0 +1,1 @@
+"""Kernels of other systems, made tunable: Triton's and Helion's."""
