@@ -77,7 +77,7 @@ def helion(kernel: str) -> dict[str, Any]:
     tried = set()
 
     def build(config: Any) -> Callable[..., Any]:
-        found = {n: config[n] for n in tunables}
+        found = one.space.settled({n: config[n] for n in tunables})
         if one.space.why_not(found) is not None:  # it has no predicate: what is refused costs nothing
             raise ValueError("not a valid config")
         tried.add(json.dumps(found))
@@ -95,7 +95,7 @@ def helion(kernel: str) -> dict[str, Any]:
         autotune_log_level=0,
         autotune_progress_bar=False,
     )
-    return {"config": {n: best[n] for n in tunables}, "configs": len(tried)}
+    return {"config": one.space.settled({n: best[n] for n in tunables}), "configs": len(tried)}
 
 
 def exhaustive(kernel: str) -> dict[str, Any]:
