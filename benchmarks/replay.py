@@ -30,10 +30,11 @@ import msgspec
 
 from replay_helion import Costs
 from replay_helion import Found as HelionFound
+from torchstone.errors import InputError
 from torchstone.records.tuning import Measurement
 from torchstone.tuner import replay
 from torchstone.tuner.driver import Budget, search
-from torchstone.tuner.replay import ReplayMeasurer
+from torchstone.tuner.replay import ReplayMeasurer, Row, Table
 from torchstone.tuner.search import searcher_of
 from torchstone.tuner.search.base import Problem, Proposal, Stop
 from torchstone.tuner.space import key_of
@@ -184,8 +185,38 @@ def _unpacked(hub: Path, name: str, folder: Path) -> Path:
         else:  # a repository without a work tree
             show = ["git", "-C", str(hub), "show", f"HEAD:{file}"]
             data = subprocess.run(show, check=True, capture_output=True).stdout
-        replay.write(replay.read_kernel_tuner(gzip.decompress(data), kernel, device), path)
+        replay.write(read_kernel_tuner(gzip.decompress(data), kernel, device), path)
     return path
+
+
+def read_kernel_tuner(data: bytes, kernel: str, device: str | None = None) -> Table:
+    """Read a cache file of Kernel Tuner, unpacked.
+
+    The form of "FAIR Sharing of Data in Autotuning Research", doi:10.1145/3629527.3651429.
+
+    :param kernel: what to call the kernel: files of one kernel from several devices share it.
+    :param device: what to call the device, in place of what the file says; some say nothing.
+    :raises InputError: where it is something else.
+    """
+    try:
+        found: dict[str, Any] = msgspec.json.decode(data)
+        names = found["tune_params_keys"]
+        knobs = {n: tuple(sorted(found["tune_params"][n])) for n in names}
+        rows = tuple(_row(one, names) for one in found["cache"].values())
+        size = found.get("problem_size") or ()
+        device = device or found["device_name"]
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise InputError(f"not a cache file of Kernel Tuner: {error!r}") from None
+    sizes = {f"n{i}": int(s) for i, s in enumerate(size if isinstance(size, list) else [size])}
+    return Table(kernel=kernel, device=device, sizes=sizes, knobs=knobs, rows=rows)
+
+
+def _row(one: dict[str, Any], names: list[str]) -> Row:
+    values = tuple(one[n] for n in names)
+    compile_s = (one.get("compile_time") or 0.0) / 1e3
+    if isinstance(one["time"], str):  # the name of an error
+        return Row(values=values, status="crashed", compile_s=compile_s, text=one["time"])
+    return Row(values=values, seconds=tuple(t / 1e3 for t in one["times"]), compile_s=compile_s)
 
 
 def at_budget(trace: Trace, budget: int) -> float:

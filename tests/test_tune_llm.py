@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from torchstone import settings as environment
 from torchstone.errors import InputError
+from torchstone.llm import Exchange, OpenAIProposer, Proposer, Replayed, from_settings
 from torchstone.records.tuning import Config, Measurement
 from torchstone.tuner.driver import Budget, Found, search
 from torchstone.tuner.replay import ReplayMeasurer, problem_of
 from torchstone.tuner.search.base import Problem, Proposal
-from torchstone.tuner.search.llm import LLM, Exchange, OpenAIProposer, Proposer, Replayed, from_settings
+from torchstone.tuner.search.llm import LLM
 from torchstone.tuner.search.pattern import Pattern
 from torchstone.tuner.search.random import Random
 from torchstone.tuner.space import key_of

@@ -35,7 +35,17 @@ import msgspec
 from torchstone.errors import StoreError
 from torchstone.records import Entry, Record, RunHeader
 
-__all__ = ["FORMAT", "RunStore", "create", "digest_of", "exclusive", "find", "listing", "slug"]
+__all__ = [
+    "FORMAT",
+    "RunStore",
+    "create",
+    "digest_of",
+    "exclusive",
+    "find",
+    "listing",
+    "slug",
+    "write_durably",
+]
 
 FORMAT = 1
 """Version of the record format; a run of another is not resumed."""
@@ -96,7 +106,7 @@ class RunStore:
         known = self._load()
         data = msgspec.json.encode(stored)
         number = self._next_number()
-        _write_durably(
+        write_durably(
             self.path / "entries" / f"{number:06d}-{hashlib.sha256(data).hexdigest()}.json", data
         )
         known.append(stored)
@@ -187,7 +197,7 @@ def create(home: Path, header: RunHeader) -> RunStore:
     unfinished = path.with_name(f".{path.name}")
     for folder in ("entries", "files", "work"):
         (unfinished / folder).mkdir(parents=True)
-    _write_durably(unfinished / "header.json", msgspec.json.encode(header))
+    write_durably(unfinished / "header.json", msgspec.json.encode(header))
     unfinished.rename(path)
     return RunStore(path)
 
@@ -258,7 +268,8 @@ def _files_below(root: Path) -> Iterator[Path]:
         yield from (p for p in sorted(root.rglob("*")) if p.is_file())
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with temporary.open("wb") as file:
         file.write(data)

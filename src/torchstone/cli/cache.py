@@ -12,7 +12,8 @@ import msgspec
 from torchstone.cli.options import answer_json, home_of, home_option, json_option
 
 if TYPE_CHECKING:
-    from torchstone.tuner.cache import Cache, Shelf
+    from torchstone.records.cache import Shelf
+    from torchstone.tuner.cache import Cache
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Literal
 
+import msgspec
+
 from torchstone.records.base import Record
 from torchstone.records.evidence import Comparison
 
@@ -18,6 +20,7 @@ __all__ = [
     "Tuning",
     "TuningKey",
     "Value",
+    "key_of",
 ]
 
 Value = bool | int | float | str | tuple[int, ...]
@@ -173,3 +176,8 @@ class Tuning(Record, frozen=True, kw_only=True):
     """The decision in one sentence."""
     problems: tuple[str, ...] = ()
     """What was found damaged, or could not be used."""
+
+
+def key_of(config: Config) -> str:
+    """A config's one text form: JSON with sorted names."""
+    return msgspec.json.encode(config, order="deterministic").decode()

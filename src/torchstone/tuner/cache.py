@@ -23,73 +23,27 @@ import gzip
 import hashlib
 import io
 import os
-import re
 import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from torchstone.errors import InputError, StoreError
-from torchstone.records import Record
+from torchstone.records.cache import Dropped, Header, Imported, Row, Shelf
 from torchstone.records.tuning import Config, Measurement, TuningKey
-from torchstone.store import _write_durably, exclusive
-from torchstone.tuner.space import key_of
+from torchstone.store import exclusive, slug, write_durably
 
-__all__ = ["FORMAT", "Cache", "Dropped", "Header", "Imported", "Row", "Shelf", "merge"]
+__all__ = ["FORMAT", "Cache", "merge"]
 
 FORMAT = 1
 """Version of exported files."""
 _DAMAGE = (msgspec.DecodeError, UnicodeDecodeError)
 _DAY = datetime.timedelta(days=1)
 _TICK = datetime.timedelta(microseconds=1)
-
-
-class Row(Record, frozen=True, kw_only=True):
-    """One measurement, and when it was appended."""
-
-    at: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
-    measurement: Measurement
-
-
-class Shelf(Record, frozen=True, kw_only=True):
-    """All that is kept of one key: every row, oldest first, and of one moment what is not right last."""
-
-    key: TuningKey
-    rows: tuple[Row, ...]
-
-    @property
-    def latest(self) -> tuple[Measurement, ...]:
-        """The last word on each config."""
-        return tuple({key_of(r.measurement.config): r.measurement for r in self.rows}.values())
-
-
-class Header(Record, frozen=True, kw_only=True):
-    """First line of an exported file: its devices, and numbers of keys and rows."""
-
-    format: int
-    devices: tuple[str, ...]
-    keys: int
-    rows: int
-
-
-class Imported(Record, frozen=True, kw_only=True):
-    """What became of a file's rows: numbers of those new here, known here, and left out as foreign."""
-
-    added: int
-    known: int
-    foreign: int
-
-
-class Dropped(Record, frozen=True, kw_only=True):
-    """A key that pruning dropped, or would drop: why, and its bytes on disk."""
-
-    key: TuningKey
-    why: str
-    bytes: int
 
 
 class _Place(NamedTuple):
@@ -163,7 +117,7 @@ class Cache:
 
     def histories(self, key: TuningKey) -> tuple[tuple[TuningKey, tuple[Measurement, ...]], ...]:
         """What is kept of near keys: same kernel, same space, anything else different. Priors only."""
-        near = [p for p in self._places(_slug(key)) if p.key != key]
+        near = [p for p in self._places(slug(key.kernel)) if p.key != key]
         found = [self._shelf(p) for p in near if (p.key.kernel, p.key.space) == (key.kernel, key.space)]
         return tuple((s.key, s.latest) for s in found if s.rows)
 
@@ -205,7 +159,7 @@ class Cache:
                 new = [_line(place.named, row) for row in map(_encode, shelf.rows) if row not in have]
                 if new:
                     _make(place)
-                    _write_durably(_fresh(place.folder), b"".join(new))
+                    write_durably(_fresh(place.folder), b"".join(new))
                 added += len(new)
         return Imported(added=added, known=total - added, foreign=foreign_rows)
 
@@ -242,7 +196,7 @@ class Cache:
 
     def _place(self, key: TuningKey) -> _Place:
         named = _encode(key)
-        return _Place(key, named, self.path / f"{_slug(key)}-{_digest(named)}")
+        return _Place(key, named, self.path / f"{slug(key.kernel)}-{_digest(named)}")
 
     def _places(self, slug: str = "*") -> Iterator[_Place]:
         for folder in sorted(self.path.glob(f"{slug}-{'?' * 16}")):
@@ -290,7 +244,7 @@ class Cache:
         with exclusive(self.path / "lock"):
             (path.parent / "corrupt").mkdir(exist_ok=True)
             if good and path.exists():
-                _write_durably(_fresh(path.parent), b"".join(good))
+                write_durably(_fresh(path.parent), b"".join(good))
             path.rename(path.parent / "corrupt" / path.name)
 
     def _begin(self, place: _Place) -> io.FileIO:
@@ -328,7 +282,7 @@ def _pack(path: Path, shelves: Iterable[Shelf]) -> Header:
     header = Header(format=FORMAT, devices=devices, keys=len(keys), rows=sum(len(s.rows) for s in kept))
     body = b"".join(_encode(part) + b"\n" for part in (header, *kept))
     data = body + _seal(body)
-    _write_durably(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    write_durably(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return header
 
 
@@ -356,7 +310,7 @@ def _unpack(path: Path) -> list[Shelf]:
 
 def _make(place: _Place) -> None:
     place.folder.mkdir(exist_ok=True)
-    _write_durably(place.folder / "key.json", place.named)
+    write_durably(place.folder / "key.json", place.named)
 
 
 def _ordered(rows: Mapping[bytes, Row]) -> tuple[Row, ...]:
@@ -392,7 +346,3 @@ def _digest(data: bytes) -> str:
 
 def _fresh(folder: Path) -> Path:
     return folder / f"rows-{secrets.token_hex(8)}.jsonl"
-
-
-def _slug(key: TuningKey) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", key.kernel.lower())[:40]

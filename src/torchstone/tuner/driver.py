@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torchstone.errors import InputError
-from torchstone.records.tuning import Config, Measurement
+from torchstone.records.tuning import Measurement
 from torchstone.tuner.search.base import AnySearcher, Problem, Proposal, Stop
 from torchstone.tuner.space import key_of
 
@@ -123,9 +123,3 @@ def _spent(budget: Budget, measured: int, seconds: float) -> Stop | None:
 def _room(budget: Budget, measured: int, lanes: int) -> int:
     wanted = max(lanes, 1)
     return wanted if budget.measurements is None else min(wanted, budget.measurements - measured)
-
-
-def leader(found: Sequence[Measurement]) -> Config | None:
-    """The config of the quickest right measurement."""
-    right = [m for m in found if m.time is not None]
-    return min(right, key=lambda m: m.time or 0.0).config if right else None

@@ -1,9 +1,7 @@
 """Recorded tables: every config of a space measured once, so that searches can be compared on a CPU.
 
-A table says what each config gave: raw samples, seconds of compilation, or why there is no time. Ours
-are JSON, gzipped (:func:`write`, :func:`read`); the public tables of the autotuning community are read
-as they are (:func:`read_kernel_tuner`; "FAIR Sharing of Data in Autotuning Research",
-doi:10.1145/3629527.3651429).
+A table says what each config gave: raw samples, seconds of compilation, or why there is no time. It is
+kept as JSON, gzipped.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import gzip
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,7 +27,6 @@ __all__ = [
     "features_of",
     "problem_of",
     "read",
-    "read_kernel_tuner",
     "space_of",
     "write",
 ]
@@ -109,34 +105,6 @@ def read(path: Path) -> Table:
         return msgspec.json.decode(gzip.decompress(path.read_bytes()), type=Table)
     except (OSError, EOFError, msgspec.DecodeError) as error:
         raise InputError(f"not a table of measurements: {error}", where=path) from None
-
-
-def read_kernel_tuner(data: bytes, kernel: str, device: str | None = None) -> Table:
-    """Read a cache file of Kernel Tuner, unpacked.
-
-    :param kernel: what to call the kernel: files of one kernel from several devices share it.
-    :param device: what to call the device, in place of what the file says; some say nothing.
-    :raises InputError: where it is something else.
-    """
-    try:
-        found: dict[str, Any] = msgspec.json.decode(data)
-        names = found["tune_params_keys"]
-        knobs = {n: tuple(sorted(found["tune_params"][n])) for n in names}
-        rows = tuple(_row(one, names) for one in found["cache"].values())
-        size = found.get("problem_size") or ()
-        device = device or found["device_name"]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise InputError(f"not a cache file of Kernel Tuner: {error!r}") from None
-    sizes = {f"n{i}": int(s) for i, s in enumerate(size if isinstance(size, list) else [size])}
-    return Table(kernel=kernel, device=device, sizes=sizes, knobs=knobs, rows=rows)
-
-
-def _row(one: dict[str, Any], names: list[str]) -> Row:
-    values = tuple(one[n] for n in names)
-    compile_s = (one.get("compile_time") or 0.0) / 1e3
-    if isinstance(one["time"], str):  # the name of an error
-        return Row(values=values, status="crashed", compile_s=compile_s, text=one["time"])
-    return Row(values=values, seconds=tuple(t / 1e3 for t in one["times"]), compile_s=compile_s)
 
 
 def space_of(table: Table) -> Space:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from torchstone.errors import InputError
-from torchstone.records.tuning import Config, Value
+from torchstone.records.tuning import Config, Value, key_of
 
 __all__ = [
     "Boolean",
@@ -380,11 +379,6 @@ class Space:
     def _default(self, name: str) -> Value:
         default = self.knobs[name].default
         return self._values[name][0] if default is None else default
-
-
-def key_of(config: Config) -> str:
-    """A config's one text form: JSON with sorted names."""
-    return msgspec.json.encode(config, order="deterministic").decode()
 
 
 def _marked(value: Value) -> tuple[str, Value]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchstone.errors import InputError
+from torchstone.llm import from_settings
 from torchstone.tuner.search.base import AnySearcher
 from torchstone.tuner.search.evolution import Evolution
 from torchstone.tuner.search.exhaustive import Exhaustive
 from torchstone.tuner.search.guided import Guided
 from torchstone.tuner.search.lfbo import LFBO
-from torchstone.tuner.search.llm import LLM, from_settings
+from torchstone.tuner.search.llm import LLM
 from torchstone.tuner.search.pattern import Pattern
 from torchstone.tuner.search.random import Random
 
