@@ -119,7 +119,7 @@ def ours(task: Task, seed: int, who: str) -> Trace:
         measurer,
         Budget(measurements=min(MOST, len(table.rows))),
         seed=seed,
-        watch=lambda _, at: times.append(at),
+        watch=lambda _, at, __: times.append(at),
     )
     truth = {key_of(table.config(row)): row.time for row in table.rows}
     best = table.best.time or math.nan

@@ -142,9 +142,31 @@ def test_planted_faults_are_never_promoted(tmp_path: Path) -> None:
     assert "custom" not in run.decision.recipe
 
 
-def test_the_readme_example_runs(tmp_path: Path) -> None:
-    text = Path(__file__).parent.parent.joinpath("README.md").read_text()
-    code = text.split("```python\n")[1].split("```")[0]
+def test_public_names_are_found_when_used_and_a_space_needs_no_torch() -> None:
+    code = (
+        "import sys, torchstone\n"
+        "assert 'numpy' not in sys.modules\n"
+        "knobs = torchstone.Integer(1, 2), torchstone.Only(torchstone.Boolean(), 'a', (2,))\n"
+        "space = torchstone.Space(dict(zip('ab', knobs)))\n"
+        "torchstone.Tunable(name='n', build=lambda c: abs, space=space, inputs=lambda seed: (1,))\n"
+        "assert 'torch' not in sys.modules\n"
+        "names = [n for n in torchstone.__all__ if n != 'autotune']\n"
+        "assert all(getattr(torchstone, n).__name__ for n in names)\n"
+        "assert set(torchstone._HOMES) == set(torchstone.__all__)\n"
+        "from torchstone import tuning\n"
+        "assert torchstone.tune is tuning.tune\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+README = Path(__file__).parent.parent.joinpath("README.md").read_text()
+
+
+@pytest.mark.parametrize("section", ["torchstone.optimize(", "torchstone.tune("])
+def test_the_readme_example_runs(tmp_path: Path, section: str) -> None:
+    blocks = [part.split("```")[0] for part in README.split("```python\n")[1:]]
+    (code,) = [block for block in blocks if section in block]
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import html
 import io
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +251,23 @@ def test_snippet_is_python_that_holds_the_config(found: Tuning) -> None:
     assert isinstance(call.value, ast.Call)
     assert ast.literal_eval(call.value.args[0]) == found.config
     ast.parse(words.snippet(found))
+
+
+def test_the_command_does_the_same_again(full: Tuning) -> None:
+    changes = {
+        "origin": "my kernels/gemm.py:gemm",
+        "budget_s": 12.5,
+        "budget_measurements": 40,
+        "seed": 3,
+    }
+    told = html.unescape(page.render(msgspec.structs.replace(full, **changes)))
+    (command,) = [line for line in re.split("[<>]", told) if line.startswith("torchstone tune ")]
+    sizes = [part for name, size in full.key.sizes.items() for part in ("--size", f"{name}={size}")]
+    assert shlex.split(command)[2:] == [
+        *("my kernels/gemm.py:gemm", *sizes, "--budget", "12.5", "--measurements", "40"),
+        *("--searcher", full.searcher.partition("(")[0].lower(), "--seed", "3", "--fresh"),
+    ]
+    assert "torchstone tune FILE.py:NAME" in page.render(full)
 
 
 def test_regret_in_words(full: Tuning) -> None:

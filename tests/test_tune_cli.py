@@ -96,11 +96,13 @@ def test_the_quick_and_right_way_wins_and_nothing_is_measured_twice(
     assert (found.decision, found.config) == ("PROMOTE", {"way": "whole"})
     assert [m.status for m in found.measurements if m.config == {"way": "tiled"}] == ["wrong"]
     assert found.key.sizes == {"rows": 256, "cols": 16}
+    assert (found.origin, found.budget_s) == (f"{kernel}:running", 120.0)
     assert "best " not in again.stderr
 
     fresh = torchstone(*command, "--size", "rows=256", "--json", "--fresh", "--measurements", 2)
     found = msgspec.json.decode(fresh.stdout, type=Tuning)
     assert (found.known, len(found.measurements), found.stop) == (0, 2, "ENOUGH")
+    assert (found.budget_s, found.budget_measurements) == (None, 2)
 
 
 @pytest.mark.slow

@@ -131,9 +131,10 @@ def test_good_answers_are_proposed_and_kept(endpoint: Endpoint, tmp_path: Path) 
 
 
 def test_the_prompt_says_what_is_known(endpoint: Endpoint) -> None:
-    problem = Problem(SPACE.restricted(rare), {"n": 4096.0, "bandwidth": 4e12}, floor_s=5e-5)
+    features = {"n": 4096.0, "bandwidth": 4e12}
+    problem = Problem(SPACE.restricted(rare), features, floor_s=5e-5, about="sample of a matrix")
     rare.__doc__ = "By its text."
-    searcher = LLM(OpenAIProposer(endpoint.url, "small"), Random(), about="sample of a matrix")
+    searcher = LLM(OpenAIProposer(endpoint.url, "small"), Random())
     state = searcher.init(problem, 0)
     told = [
         Measurement(config=wanted(), status="timed", seconds=(7.3e-5,)),

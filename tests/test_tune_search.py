@@ -20,6 +20,7 @@ from torchstone.tuner.replay import ReplayMeasurer, problem_of
 from torchstone.tuner.search.base import AnySearcher, Problem, Proposal
 from torchstone.tuner.search.evolution import Evolution
 from torchstone.tuner.search.exhaustive import Exhaustive
+from torchstone.tuner.search.guided import Guided
 from torchstone.tuner.search.lfbo import LFBO
 from torchstone.tuner.search.llm import LLM
 from torchstone.tuner.search.pattern import Pattern
@@ -190,6 +191,24 @@ def test_no_gain_for_long_is_a_reason_to_stop(searcher: AnySearcher) -> None:
     assert len(result.measurements) - 1 - result.measurements.index(result.best) >= 24
 
 
+@pytest.mark.parametrize(("searcher", "says"), [(Guided(trees=5), True), (Random(), False)])
+def test_who_can_say_what_may_still_be_gained_says_it(searcher: AnySearcher, says: bool) -> None:
+    told: list[tuple[Measurement, float | None]] = []
+    asked = table()
+    result = search(
+        problem_of(asked),
+        searcher,
+        ReplayMeasurer(asked, 0),
+        Budget(measurements=40),
+        watch=lambda measurement, _, gain: told.append((measurement, gain)),
+    )
+    assert tuple(m for m, _ in told) == result.measurements
+    gains = [gain for _, gain in told if gain is not None]
+    assert bool(gains) == says
+    assert told[0][1] is None, "nothing is known yet"
+    assert all(gain >= 1 for gain in gains)
+
+
 def test_descents_start_anew_where_no_step_helps() -> None:
     """Two valleys: the wide one is not the deep one."""
     space = Space({"x": Integer(0, 63), "y": Integer(0, 63)})
@@ -246,6 +265,6 @@ def test_valid_configs_may_be_rare() -> None:
 
 
 def test_lfbo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(EnvironmentLacksError, match="pip install"):
         LFBO().init(Problem(SPACE), 0)

@@ -232,7 +232,7 @@ class Memory:
         for problem in self._cache.problems:
             context.note(f"tuning cache: {problem}")
 
-    def keep(self, measurement: Measurement, _: float = 0.0) -> None:
+    def keep(self, measurement: Measurement, *_: object) -> None:
         """Append a failure or a time, unless it is the last word already, as after a resume."""
         if measurement.status == "timed" and not measurement.seconds:
             return  # right, but that alone says nothing to go by

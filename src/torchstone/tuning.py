@@ -54,6 +54,8 @@ class Request:
     """Measure anew what the cache knows of this very key."""
     siblings: bool = True
     """Learn from rows of other sizes, devices and versions."""
+    origin: str = ""
+    """Where the tunable comes from, as ``torchstone tune`` takes it; for the evidence."""
 
 
 class Display(Protocol):
@@ -62,8 +64,8 @@ class Display(Protocol):
     def begin(self, default: Config, floor_s: float | None, known: Sequence[Measurement]) -> None:
         """The search begins: the default config, the roofline, what the cache knows of this very key."""
 
-    def __call__(self, measurement: Measurement, seconds: float, /) -> None:
-        """A config was measured, ``seconds`` after the search began."""
+    def __call__(self, measurement: Measurement, seconds: float, gain_left: float | None, /) -> None:
+        """A config was measured: a :data:`~torchstone.tuner.driver.Watcher`."""
 
     def stage(self, text: str) -> None:
         """Something other than the search begins."""
@@ -116,6 +118,7 @@ def tune(  # noqa: PLR0913  the public door: its options are its parameters
     :param reference: the same function in plain PyTorch; it is run in float64 too. The default config's
         own outputs where not given: then a config is held to compute what the default does, no more.
     :param budget: seconds, or a :class:`Budget`.
+    :param watch: see :data:`~torchstone.tuner.driver.Watcher`.
     :param searcher: its name, see :data:`torchstone.tuner.search.SEARCHERS`, or one.
     :param details: further fields of :class:`Tunable`: ``name``, ``sizes``, ``odd``, ``work``, ...
     :returns: what to use, with the evidence. Where nothing faster is proved, that is the default config.
@@ -151,8 +154,10 @@ def execute(
         / "tunings"
         / f"{store.slug(tunable.name)}-{started:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
     )
-    cache = Cache(request.home / "tuning")
-    with LiveMeasurer(tunable, request.policy, path / "work", lanes=request.lanes) as measurer:
+    with (
+        Cache(request.home / "tuning") as cache,
+        LiveMeasurer(tunable, request.policy, path / "work", lanes=request.lanes) as measurer,
+    ):
         facts = measurer.describe()
         space = tunable.space
         if tunable.limits is not None:
@@ -165,14 +170,14 @@ def execute(
         if display is not None:
             display.begin(space.default(), floor_s, known)
 
-        def keep(measurement: Measurement, seconds: float) -> None:
+        def keep(measurement: Measurement, seconds: float, gain: float | None) -> None:
             cache.append(key, measurement)
             for told in (watch, display):
                 if told is not None:
-                    told(measurement, seconds)
+                    told(measurement, seconds, gain)
 
         features = {**{n: float(s) for n, s in tunable.sizes.items()}, **facts.device}
-        problem = Problem(space, features, floor_s, siblings, max(8, measurer.lanes))
+        problem = Problem(space, features, floor_s, siblings, max(8, measurer.lanes), tunable.name)
         found = search(
             problem,
             request.searcher,
@@ -189,6 +194,9 @@ def execute(
         key=key,
         searcher=repr(request.searcher),
         seed=request.seed,
+        budget_s=request.budget.seconds,
+        budget_measurements=request.budget.measurements,
+        origin=request.origin,
         started_at=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - began,
         measurements=found.measurements,

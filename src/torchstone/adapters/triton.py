@@ -285,7 +285,7 @@ class Autotuned(_Autotuner):  # type: ignore[misc] # Triton has no types
             here,
             options.budget if isinstance(options.budget, Budget) else Budget(seconds=options.budget),
             known=kept.rows(),
-            watch=lambda measurement, _: kept.add(measurement),
+            watch=lambda measurement, *_: kept.add(measurement),
         )
         right = sorted((m for m in found.measurements if m.time), key=lambda m: m.time or 0.0)
         as_triton = self._space(self.configs)[1]

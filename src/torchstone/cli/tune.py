@@ -94,6 +94,7 @@ def command(  # noqa: PLR0913  a command's options are its parameters
         home=home_of(home),
         fresh=fresh,
         siblings=not no_siblings,
+        origin=kernel,
     )
     display = None
     if not as_json:

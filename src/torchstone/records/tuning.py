@@ -145,6 +145,12 @@ class Tuning(Record, frozen=True, kw_only=True):
     """Text form of the searcher with its hyperparameters."""
     seed: int
     """Of everything random."""
+    budget_s: float | None = None
+    """Seconds that the search might take."""
+    budget_measurements: int | None = None
+    """Measurements that it might take."""
+    origin: str = ""
+    """Where the tunable comes from, as ``torchstone tune`` takes it; empty where that is not known."""
     started_at: str
     """ISO 8601, UTC."""
     seconds: float

@@ -108,7 +108,7 @@ class LiveTuning:
         if known and self._live is None:
             self._print(f"{fmt.duration(0):>8}  {len(known)} known from the cache, best {self._best()}")
 
-    def __call__(self, found: Measurement, seconds: float, gain_left: float | None = None) -> None:
+    def __call__(self, found: Measurement, seconds: float, gain_left: float | None) -> None:
         """A config was measured.
 
         :param seconds: since the search began.

@@ -66,8 +66,9 @@ class Found:
         )
 
 
-Watcher = Callable[[Measurement, float], None]
-"""Called with each measurement and the seconds since the search began."""
+Watcher = Callable[[Measurement, float, float | None], None]
+"""Called with each measurement, the seconds since the search began, and, where the searcher can say, how
+much faster than the best the optimum is expected to be, a ratio."""
 
 
 def search(  # noqa: PLR0913  the loop's parts, and where it starts
@@ -99,12 +100,12 @@ def search(  # noqa: PLR0913  the loop's parts, and where it starts
         if not fresh:
             stop = Stop("EXHAUSTED", "no config is left to try")
             break
-        found = []
+        found, gain = [], getattr(state, "gain", None)
         best = min((m.time for m in told if m.time is not None), default=None)
         for measurement in measurer.measure(fresh, best):
             found.append(measurement)
             if watch is not None:
-                watch(measurement, measurer.now() - began)
+                watch(measurement, measurer.now() - began, None if gain is None else 1 + gain)
             if budget.seconds is not None and measurer.now() - began > budget.seconds:
                 break  # the rest of the batch would be over the budget
         told += found

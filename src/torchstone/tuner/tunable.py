@@ -24,10 +24,8 @@ class Tunable:
     name: str
     """For reports and for the cache."""
     build: Callable[[Config], Callable[..., Any]]
-    """A function of the inputs for one config: gives a tensor, or a tuple of tensors. Expensive work
-    that can
-    be done ahead belongs here; what Triton compiles at its first launch is compiled ahead by the
-    tuner."""
+    """A function of the inputs for one config: gives a tensor, or a tuple of them. Expensive work that
+    can be done ahead belongs here, except what Triton compiles: the tuner does that ahead."""
     space: Space
     """The configs."""
     inputs: Callable[..., tuple[Any, ...]]

@@ -416,8 +416,13 @@ def _evidence(found: Tuning) -> Html:
 
 
 def _command(found: Tuning) -> str:
-    """The command that searches anew; the file is to be filled in, since the record does not know it."""
+    """The command that searches anew; the file is to be filled in where the record does not know it."""
     sizes = (part for n, s in found.key.sizes.items() for part in ("--size", f"{n}={s}"))
     searcher = found.searcher.partition("(")[0].lower()
-    parts = ["FILE.py:NAME", *sizes, "--searcher", searcher, "--seed", str(found.seed), "--fresh"]
+    parts = [found.origin or "FILE.py:NAME", *sizes]
+    if found.budget_s is not None:
+        parts += ["--budget", f"{found.budget_s:g}"]
+    if found.budget_measurements is not None:
+        parts += ["--measurements", str(found.budget_measurements)]
+    parts += ["--searcher", searcher, "--seed", str(found.seed), "--fresh"]
     return words.cut(f"torchstone tune {shlex.join(parts)}", 2000)

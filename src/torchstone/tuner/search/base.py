@@ -40,6 +40,8 @@ class Problem:
     """What siblings gave; priors to learn from, never answers."""
     lanes: int = 1
     """Configs that can be built at once: how many to ask for at a time."""
+    about: str = ""
+    """What is tuned, in words: for a searcher that reads."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from torchstone.records.tuning import Config, Measurement, Value
-from torchstone.tuner.search.base import Problem, Proposal, Seen, Stop
-from torchstone.tuner.search.random import State, asked, hearing, opening, stop
+from torchstone.tuner.search.base import Problem, Proposal, Seen
+from torchstone.tuner.search.random import Simple, State, asked, hearing, opening
 from torchstone.tuner.space import Space, key_of
 
 __all__ = ["Evolution", "EvolutionState"]
@@ -37,7 +37,7 @@ class EvolutionState(State):
 
 
 @dataclass(frozen=True)
-class Evolution:
+class Evolution(Simple[EvolutionState]):
     """A population whose members are challenged by mixes of themselves and of what others differ in."""
 
     size: int = 12
@@ -87,10 +87,6 @@ class Evolution:
             if one.time <= _time(members[slot]):
                 members[slot] = one
         return replace(hearing(state, found), members=tuple(members), trials=tuple(trials.items()))
-
-    def done(self, state: EvolutionState) -> Stop | None:
-        """When nothing is left, or nothing gets better."""
-        return stop(state, self.patience)
 
     def _trial(
         self, state: EvolutionState, slot: int, taken: set[str], rng: np.random.Generator

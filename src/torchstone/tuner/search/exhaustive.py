@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchstone.errors import InputError
-from torchstone.records.tuning import Config, Measurement
+from torchstone.records.tuning import Config
 from torchstone.tuner.search.base import Problem, Proposal, Seen, Stop
-from torchstone.tuner.search.random import State, hearing, opening
+from torchstone.tuner.search.random import Simple, State, opening
 from torchstone.tuner.space import key_of
 
 __all__ = ["Exhaustive", "ExhaustiveState"]
@@ -25,7 +24,7 @@ class ExhaustiveState(State):
 
 
 @dataclass(frozen=True)
-class Exhaustive:
+class Exhaustive(Simple[ExhaustiveState]):
     """All configs, each once: how tables are made, and what small spaces deserve."""
 
     name: str = "exhaustive"
@@ -52,10 +51,6 @@ class Exhaustive:
                 made.append(Proposal(dict(state.configs[at]), self.name))
             at += 1
         return tuple(made), replace(state, seen=state.seen.after(made), at=at)
-
-    def tell(self, state: ExhaustiveState, found: Sequence[Measurement]) -> ExhaustiveState:
-        """Only remembers."""
-        return hearing(state, found)
 
     def done(self, state: ExhaustiveState) -> Stop | None:
         """When all were proposed."""

@@ -8,24 +8,25 @@ chooses from many changes of a few copies of the best, and says by shared leaves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from torchstone.errors import EnvironmentLacksError
-from torchstone.records.tuning import Config, Measurement
-from torchstone.tuner.search.base import Problem, Proposal, Seen, Stop
+from torchstone.records.tuning import Config
+from torchstone.tuner.search.base import Problem, Proposal, Seen
 from torchstone.tuner.search.pattern import beside
-from torchstone.tuner.search.random import State, asked, hearing, opening, stop, unseen
+from torchstone.tuner.search.random import Simple, State, asked, opening, unseen
+from torchstone.tuner.search.surrogate import forest
 from torchstone.tuner.space import key_of
 
 __all__ = ["LFBO"]
 
+_KIND = "RandomForestClassifier"
+
 
 @dataclass(frozen=True)
-class LFBO:
+class LFBO(Simple[State]):
     """Random start, then batches that a random forest thinks good and not alike."""
 
     start: int = 24
@@ -49,7 +50,7 @@ class LFBO:
 
         :raises EnvironmentLacksError: where scikit-learn is not installed.
         """
-        _forest_class()
+        forest(_KIND, self.trees, np.random.default_rng(0))
         return State(problem, Seen(seed))
 
     def ask(self, state: State, count: int) -> tuple[tuple[Proposal, ...], State]:
@@ -57,20 +58,12 @@ class LFBO:
         rng = state.seen.rng()
         proposals = opening(state.problem.space, state.seen)
         if len(state.seen.told) >= self.start:
-            forest = self._fit(state, rng)
-            if forest is not None:
+            fitted = self._fit(state, rng)
+            if fitted is not None:
                 pool = self._pool(state, rng)
-                chosen = self._choose(forest, state.problem.space.encode(pool), count) if pool else []
+                chosen = self._choose(fitted, state.problem.space.encode(pool), count) if pool else []
                 proposals += [Proposal(pool[i], self.name) for i in chosen]
         return asked(state, proposals, count, rng)
-
-    def tell(self, state: State, found: Sequence[Measurement]) -> State:
-        """Only remembers: the forest is fitted at every ``ask``."""
-        return hearing(state, found)
-
-    def done(self, state: State) -> Stop | None:
-        """When nothing is left, or nothing gets better."""
-        return stop(state, self.patience)
 
     def _fit(self, state: State, rng: np.random.Generator) -> Any | None:
         """A forest of what was told; None where it is all of one class. What failed is bad."""
@@ -85,14 +78,9 @@ class LFBO:
         weights = np.ones(len(told))
         utility = bar - cost[good] + 1e-3  # the bar itself is good, a little
         weights[good] = utility / utility.mean()
-        forest = _forest_class()(
-            n_estimators=self.trees,
-            criterion="log_loss",
-            min_samples_leaf=2,
-            random_state=int(rng.integers(2**31)),
-        )
         encoded = state.problem.space.encode([m.config for m in told])
-        return forest.fit(encoded, good, sample_weight=weights)
+        made = forest(_KIND, self.trees, rng, criterion="log_loss", min_samples_leaf=2)
+        return made.fit(encoded, good, sample_weight=weights)
 
     def _pool(self, state: State, rng: np.random.Generator) -> list[Config]:
         """Configs to choose from: neighbours and wider changes of the best, and some from anywhere."""
@@ -108,10 +96,10 @@ class LFBO:
             pool[key_of(config)] = config
         return list(pool.values())
 
-    def _choose(self, forest: Any, encoded: np.ndarray, count: int) -> list[int]:
+    def _choose(self, fitted: Any, encoded: np.ndarray, count: int) -> list[int]:
         """The best by probability of being good, less likeness to those chosen before: shared leaves."""
-        good = forest.predict_proba(encoded)[:, 1]
-        leaves = forest.apply(encoded)
+        good = fitted.predict_proba(encoded)[:, 1]
+        leaves = fitted.apply(encoded)
         alike, chosen = np.zeros(len(good)), list[int]()
         for _ in range(min(count, len(good))):
             score = good - self.variety * alike
@@ -119,13 +107,3 @@ class LFBO:
             chosen.append(int(np.argmax(score)))
             alike = np.maximum(alike, (leaves == leaves[chosen[-1]]).mean(axis=1))
         return chosen
-
-
-def _forest_class() -> Any:
-    try:
-        from sklearn.ensemble import RandomForestClassifier
-    except ImportError:
-        raise EnvironmentLacksError(
-            "the searcher lfbo needs scikit-learn", hint="pip install 'torchstone[tune]'"
-        ) from None
-    return RandomForestClassifier

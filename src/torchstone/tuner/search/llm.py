@@ -45,7 +45,7 @@ class LLMState:
 class LLM:
     """The first batch from a language model, a share of the next few; the rest from another searcher.
 
-    :param about: what is tuned, in words: the kernel's name, or its source.
+    :param about: what is tuned, in words, where the problem does not say it: the kernel's source.
     :param calls: how many batches the model takes part in; after two without an answer it is given up.
     :param share: its share of a batch that is not the first.
     """
@@ -68,7 +68,7 @@ class LLM:
         room = count - len(made)
         if room and state.calls < self.calls and state.silent < _SILENT:
             wanted = room if state.calls == 0 else max(1, int(room * self.share))
-            answer = self.proposer.propose(_prompt(state, wanted, self.about))
+            answer = self.proposer.propose(_prompt(state, wanted, self.about or state.problem.about))
             configs, refused = _parsed(answer, state.problem.space, 4 * wanted)
             fresh = {key_of(c): c for c in configs if key_of(c) not in taken}
             made += [Proposal(c, self.name) for c in list(fresh.values())[:wanted]]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from torchstone.records.tuning import Config, Measurement
-from torchstone.tuner.search.base import Problem, Proposal, Seen, Stop
-from torchstone.tuner.search.random import State, asked, hearing, opening, stop
+from torchstone.tuner.search.base import Problem, Proposal, Seen
+from torchstone.tuner.search.random import Simple, State, asked, opening
 from torchstone.tuner.space import key_of
 
 __all__ = ["Pattern", "PatternState", "beside"]
@@ -28,7 +28,7 @@ class PatternState(State):
 
 
 @dataclass(frozen=True)
-class Pattern:
+class Pattern(Simple[PatternState]):
     """Descends from the best of some random configs, and starts anew at a local optimum."""
 
     starts: int = 16
@@ -55,14 +55,6 @@ class Pattern:
             if not steps:  # a local optimum, or nothing of this start worked
                 state = replace(state, since=len(state.seen.told))
         return asked(state, proposals, count, rng)
-
-    def tell(self, state: PatternState, found: Sequence[Measurement]) -> PatternState:
-        """Only remembers: centres are chosen anew at every ``ask``."""
-        return hearing(state, found)
-
-    def done(self, state: PatternState) -> Stop | None:
-        """When nothing is left, or no start gains any more."""
-        return stop(state, self.patience)
 
 
 def beside(

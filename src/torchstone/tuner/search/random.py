@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from torchstone.records.tuning import Config, Measurement
 from torchstone.tuner.search.base import Problem, Proposal, Seen, Stop
 from torchstone.tuner.space import Space, key_of
 
-__all__ = ["Random", "State", "asked", "hearing", "opening", "stop", "unseen"]
+__all__ = ["Random", "Simple", "State", "asked", "hearing", "opening", "stop", "unseen"]
 
 _TRIES = 30
 _EMPTY = 10
@@ -34,8 +34,25 @@ class State:
 AnyState = TypeVar("AnyState", bound=State)
 
 
+class Simple(Generic[AnyState]):
+    """What simple searchers do alike: remember, and stop where nothing gets better."""
+
+    @property
+    def patience(self) -> int | None:
+        """Measurements without gain that are enough; None: no number is."""
+        return None
+
+    def tell(self, state: AnyState, found: Sequence[Measurement]) -> AnyState:
+        """Only remembers."""
+        return hearing(state, found)
+
+    def done(self, state: AnyState) -> Stop | None:
+        """When nothing is left, or nothing gets better."""
+        return stop(state, self.patience)
+
+
 @dataclass(frozen=True)
-class Random:
+class Random(Simple[State]):
     """Random configs, each valid one as likely as another: what any other searcher has to beat."""
 
     name: str = "random"
@@ -47,14 +64,6 @@ class Random:
     def ask(self, state: State, count: int) -> tuple[tuple[Proposal, ...], State]:
         """The default, then what chance brings."""
         return asked(state, opening(state.problem.space, state.seen), count, state.seen.rng())
-
-    def tell(self, state: State, found: Sequence[Measurement]) -> State:
-        """Only remembers."""
-        return hearing(state, found)
-
-    def done(self, state: State) -> Stop | None:
-        """When no config is left."""
-        return stop(state)
 
 
 def opening(space: Space, seen: Seen) -> list[Proposal]:

@@ -37,10 +37,10 @@ class _Fitted(NamedTuple):
     scale: float
 
 
-def forest(kind: str, trees: int, rng: np.random.Generator) -> Any:
+def forest(kind: str, trees: int, rng: np.random.Generator, **options: Any) -> Any:
     """A forest of scikit-learn's, not fitted yet; one thread, so that the same seed gives the same.
 
-    :param kind: ``ExtraTreesRegressor`` or ``ExtraTreesClassifier``.
+    :param kind: ``ExtraTreesRegressor``, or another of its forests, which takes these ``options``.
     :raises EnvironmentLacksError: where scikit-learn is not installed.
     """
     try:
@@ -49,7 +49,7 @@ def forest(kind: str, trees: int, rng: np.random.Generator) -> Any:
         raise EnvironmentLacksError(
             "this search needs scikit-learn", hint="pip install 'torchstone[tune]'"
         ) from None
-    return getattr(ensemble, kind)(trees, random_state=int(rng.integers(1 << 31)))
+    return getattr(ensemble, kind)(trees, random_state=int(rng.integers(1 << 31)), **options)
 
 
 def each_tree(fitted: Any, rows: Array) -> Array:
