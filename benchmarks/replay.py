@@ -8,6 +8,9 @@ table, with each seed: Helion's default search (the real package, in an interpre
 kernel for our own tables, other devices, of those developed on, for the hub's. All pay alike for
 compiling, proving and timing, and for the seconds that they themselves compute. What counts is the true
 time of the config that a search would name at each moment, by what it has measured.
+
+A run that was cut goes on where it was: what is kept in DIR is named by a digest of the tuner's sources,
+of the tables and of the seeds, so that figures of different code are never mixed.
 """
 
 from __future__ import annotations
@@ -16,11 +19,10 @@ import argparse
 import gzip
 import hashlib
 import math
-import statistics
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ import msgspec
 
 from replay_helion import Costs
 from replay_helion import Found as HelionFound
+from replay_report import SHARE, Cost, Trace, report
 from torchstone.errors import InputError
 from torchstone.records.tuning import Measurement
 from torchstone.tuner import replay
@@ -42,9 +45,6 @@ from torchstone.tuner.space import key_of
 TABLES = Path(__file__).parent / "tables"
 MOST = 128
 """Measurements after which a search of ours is stopped if it has not stopped by itself."""
-SHARE = 0.02
-"""Within this of the best counts as found."""
-BUDGETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -55,30 +55,13 @@ class Task:
     siblings: tuple[Path, ...]
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """One search: after each measurement, how far off the config is that it would name, and when."""
-
-    table: str
-    who: str
-    seed: int
-    excess: list[float]
-    """The named config's true time over the table's best, less 1; one a measurement; 99 before the
-    first."""
-    at_s: list[float]
-    """Simulated seconds."""
-
-    @property
-    def found_at(self) -> int | None:
-        """How many measurements it took to be within :data:`SHARE`, for good or for a while."""
-        return next((n for n, e in enumerate(self.excess, 1) if e <= SHARE), None)
-
-
 @dataclass
 class Timed:
     """A searcher whose own seconds pass on the measurer's clock."""
 
     inner: Any
     clock: ReplayMeasurer
+    own_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -87,7 +70,9 @@ class Timed:
     def _timed(self, call: Any, *args: Any) -> Any:
         start = time.process_time()
         result = call(*args)
-        self.clock.spend(time.process_time() - start)
+        took = time.process_time() - start
+        self.own_s += took
+        self.clock.spend(took)
         return result
 
     def init(self, problem: Problem, seed: int) -> Any:
@@ -104,22 +89,25 @@ class Timed:
         return self.inner.done(state)
 
 
-def ours(task: Task, seed: int, who: str) -> Trace:
+def ours(task: Task, seed: int, who: str, most: int = MOST) -> Trace:
     """A search by one of ours: ``guided``, ``guided+prior``, ``pattern``, ..."""
     table = replay.read(task.path)
     name, _, prior = who.partition("+")
     siblings = [replay.read(p) for p in task.siblings] if prior else []
-    clock = Costs()
-    measurer = ReplayMeasurer(table, seed, clock.lanes)
-    problem = replay.problem_of(table, siblings, clock.lanes)
-    times: list[float] = []
+    measurer = ReplayMeasurer(table, seed, Costs.lanes)
+    searcher = Timed(searcher_of(name), measurer)
+    costs: list[Cost] = []
+
+    def spent() -> Cost:  # by the measurer's clock: the loop's begins only after ``init``
+        return len(costs), measurer.now(), measurer.now() - searcher.own_s
+
     found = search(
-        problem,
-        Timed(searcher_of(name), measurer),
+        replay.problem_of(table, siblings, Costs.lanes),
+        searcher,
         measurer,
-        Budget(measurements=min(MOST, len(table.rows))),
+        Budget(measurements=min(most, len(table.rows))),
         seed=seed,
-        watch=lambda _, at, __: times.append(at),
+        watch=lambda *_: costs.append((len(costs) + 1, *spent()[1:])),
     )
     truth = {key_of(table.config(row)): row.time for row in table.rows}
     best = table.best.time or math.nan
@@ -128,35 +116,43 @@ def ours(task: Task, seed: int, who: str) -> Trace:
         if one.time is not None and one.time < least:
             least, named = one.time, (truth[key_of(one.config)] or math.inf) / best - 1
         excess.append(named)
-    return Trace(table=task.path.name, who=who, seed=seed, excess=excess, at_s=times)
+    hit = next((cost for cost, e in zip(costs, excess, strict=True) if e <= SHARE), None)
+    return Trace(
+        table=task.path.name,
+        who=who,
+        seed=seed,
+        excess=excess,
+        at_s=[at for _, at, _ in costs],
+        spent=hit or spent(),
+        hit=hit is not None,
+    )
 
 
 def helions(found: Sequence[HelionFound], tables: dict[str, Path]) -> list[Trace]:
     """Helion's searches, in the same form; its own computing is spread evenly over its seconds."""
-    traces = []
-    for one in found:
-        table = replay.read(tables[one.table])
-        truth = {row.values: row.time for row in table.rows}
-        best = table.best.time or math.nan
-        slower = (one.end_s + one.own_s) / one.end_s
-        excess, at = [99.0] * one.asked, [0.0] * one.asked
-        for step, (asked, seconds, values) in zip(_informed(one), one.incumbents(), strict=True):
-            assert step is not None
-            excess[asked - 1 :] = [(truth[values] or math.inf) / best - 1] * (one.asked - asked + 1)
-            at[asked - 1 :] = [seconds * slower] * (one.asked - asked + 1)
-        traces.append(
-            Trace(table=tables[one.table].name, who="helion", seed=one.seed, excess=excess, at_s=at)
-        )
-    return traces
+    return [_helions(one, tables[one.table]) for one in found]
 
 
-def _informed(one: HelionFound) -> Iterator[Any]:
-    """The steps from the first on that gave a time: those that have an incumbent."""
-    begun = False
-    for step in one.steps:
-        begun = begun or step.seconds is not None
-        if begun:
-            yield step
+def _helions(one: HelionFound, path: Path) -> Trace:
+    table = replay.read(path)
+    truth = {row.values: row.time for row in table.rows}
+    best = table.best.time or math.nan
+    slower = (one.end_s + one.own_s) / one.end_s
+    excess, hit = [99.0] * one.asked, None
+    for asked, seconds, values in one.incumbents():
+        now = (truth[values] or math.inf) / best - 1
+        excess[asked - 1 :] = [now] * (one.asked - asked + 1)
+        if hit is None and now <= SHARE:
+            hit = (asked, seconds * slower, seconds)
+    return Trace(
+        table=path.name,
+        who="helion",
+        seed=one.seed,
+        excess=excess,
+        at_s=[step.at_s * slower for step in one.steps if not step.again],
+        spent=hit or (one.asked, one.end_s + one.own_s, one.end_s),
+        hit=hit is not None,
+    )
 
 
 def tasks(split: str, hub: Path | None, folder: Path) -> list[Task]:
@@ -219,77 +215,61 @@ def _row(one: dict[str, Any], names: list[str]) -> Row:
     return Row(values=values, seconds=tuple(t / 1e3 for t in one["times"]), compile_s=compile_s)
 
 
-def at_budget(trace: Trace, budget: int) -> float:
-    """How far off it is after so many measurements; where it has stopped, as it stopped."""
-    return trace.excess[min(budget, len(trace.excess)) - 1]
-
-
-def expected(traces: Sequence[Trace], seconds: bool) -> float:
-    """What one success costs: all that was spent until success or the end, over successes.
-
-    The expected running time of COCO (Hansen et al., Optimization Methods and Software 36, 2021).
-    """
-    spent, hits = 0.0, 0
-    for trace in traces:
-        at = trace.found_at or len(trace.excess)
-        spent += trace.at_s[at - 1] if seconds else at
-        hits += trace.found_at is not None
-    return spent / hits if hits else math.inf
-
-
-def report(traces: Sequence[Trace]) -> str:
-    """The table that is printed."""
-    names = sorted({t.table for t in traces})
-    whos = list(dict.fromkeys(t.who for t in traces))
-    of = {(n, w): [t for t in traces if (t.table, t.who) == (n, w)] for n in names for w in whos}
-    lines = ["expected measurements / simulated seconds to be within 2% of the best"]
-    for name in names:
-        cells = [
-            f"{expected(of[name, w], False):6.0f} /{expected(of[name, w], True):6.0f} s" for w in whos
-        ]
-        lines.append(f"{name:38s} " + "  ".join(cells))
-    lines.insert(1, f"{'':38s} " + "  ".join(f"{w:>16s}" for w in whos))
-    for who in whos:
-        for seconds in (False, True):
-            ratios = [expected(of[n, who], seconds) / expected(of[n, "helion"], seconds) for n in names]
-            usable = [r for r in ratios if math.isfinite(r) and r > 0]
-            word = "seconds" if seconds else "measurements"
-            middle = math.exp(statistics.fmean(map(math.log, usable))) if usable else math.nan
-            half, quarter = (sum(r <= bound for r in ratios) for bound in (0.5, 0.25))
-            lines.append(
-                f"{who}: {word} over Helion's: geometric mean {middle:.2f}, "
-                f"median {statistics.median(ratios):.2f}, at most a half on {half}, "
-                f"at most a quarter on {quarter} of {len(names)} tables"
-            )
-    lines.append("share within 2% / mean log of time over best, each table counting the same")
-    for who in whos:
-        cells = []
-        for budget in BUDGETS:
-            each = [[at_budget(t, budget) for t in of[n, who]] for n in names]
-            share = statistics.fmean(statistics.fmean(e <= SHARE for e in one) for one in each)
-            regret = statistics.fmean(
-                statistics.fmean(min(math.log1p(e), 2.0) for e in one) for one in each
-            )
-            cells.append(f"{budget}: {share:.2f}/{regret:.3f}")
-        lines.append(f"{who:14s} " + "  ".join(cells))
-    return "\n".join(lines)
-
-
 def fingerprint(path: Path, seed: int) -> str:
-    """Digests of the first 96 proposals of each searcher: alike on any machine."""
+    """Digests of the first 96 proposals of each searcher, priors being the other sizes beside the table:
+    alike on any machine."""
     table = replay.read(path)
+    sizes = sorted(path.parent.glob(f"{path.name.split('-')[0]}-*.json.gz"))
+    others = [replay.read(p) for p in sizes if p != path]
     lines = []
-    for name in ("guided", "lfbo", "pattern", "evolution", "random"):
+    for who in ("guided", "guided+prior", "lfbo", "pattern", "evolution", "random"):
+        name, _, prior = who.partition("+")
         found = search(
-            replay.problem_of(table),
+            replay.problem_of(table, others if prior else ()),
             searcher_of(name),
             ReplayMeasurer(table, seed),
             Budget(measurements=96),
             seed=seed,
         )
         text = "\n".join(key_of(m.config) for m in found.measurements)
-        lines.append(f"{name} {hashlib.sha256(text.encode()).hexdigest()}")
+        lines.append(f"{who} {hashlib.sha256(text.encode()).hexdigest()}")
     return "\n".join(lines)
+
+
+def digest(sources: Sequence[Path], todo: Sequence[Task], *settings: int) -> str:
+    """What a kept result depends on, in 12 digits."""
+    made = hashlib.sha256(str(settings).encode())
+    tables = [p for task in todo for p in (task.path, *task.siblings)]
+    for path in (*sources, *tables):
+        made.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return made.hexdigest()[:12]
+
+
+def run_helion(options: argparse.Namespace, todo: Sequence[Task]) -> list[Trace]:
+    """Helion's searches, in its own interpreter, unless they are kept."""
+    script = Path(__file__).with_name("replay_helion.py")
+    named = {replay.read(t.path).name: t.path for t in todo}
+    file = options.helion_found or options.out / f"helion-{digest([script], todo, options.seeds)}.json"
+    if not file.exists():
+        command = [options.helion_python, script, *named.values(), "--seeds", str(options.seeds)]
+        command += ["--jobs", str(options.jobs), "--out", file.with_suffix(".part")]
+        with (options.out / "helion.log").open("w") as log:
+            subprocess.run(list(map(str, command)), check=True, stdout=log, stderr=log)
+        file.with_suffix(".part").rename(file)
+    found = msgspec.json.decode(file.read_bytes(), type=list[HelionFound])
+    return helions([f for f in found if f.table in named and f.seed < options.seeds], named)
+
+
+def run_ours(options: argparse.Namespace, todo: Sequence[Task], who: str) -> list[Trace]:
+    """Our searches, unless they are kept."""
+    sources = [Path(__file__), *sorted(Path(replay.__file__).parent.rglob("*.py"))]
+    file: Path = options.out / f"{who}-{digest(sources, todo, options.seeds, options.most)}.json.gz"
+    if not file.exists():
+        work = [(t, s, who, options.most) for t in todo for s in range(options.seeds)]
+        with ProcessPoolExecutor(options.jobs) as pool:
+            made = list(pool.map(ours, *zip(*work, strict=True), chunksize=4))
+        file.write_bytes(gzip.compress(msgspec.json.encode(made)))
+    return msgspec.json.decode(gzip.decompress(file.read_bytes()), type=list[Trace])
 
 
 def main() -> None:
@@ -301,36 +281,25 @@ def main() -> None:
     )
     parser.add_argument("--split", choices=("held_out", "develop"), default="held_out")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--most", type=int, default=MOST, help="measurements at which ours is stopped")
     parser.add_argument("--who", nargs="*", default=["guided", "guided+prior"])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("replay"))
     parser.add_argument("--proposals", type=Path, help="only print digests of proposals on this table")
-    arguments = parser.parse_args()
-    if arguments.proposals:
-        print(fingerprint(arguments.proposals, 0))
+    parser.add_argument("--seed", type=int, default=0, help="of --proposals")
+    options = parser.parse_args()
+    if options.proposals:
+        print(fingerprint(options.proposals, options.seed))
         return
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    todo = tasks(arguments.split, arguments.hub, arguments.out)
-    named = {replay.read(t.path).name: t.path for t in todo}
+    options.out.mkdir(parents=True, exist_ok=True)
+    todo = tasks(options.split, options.hub, options.out)
     traces: list[Trace] = []
-    file = arguments.helion_found or arguments.out / "helion.json"
-    if arguments.helion_python and not file.exists():
-        command = [arguments.helion_python, str(Path(__file__).with_name("replay_helion.py"))]
-        command += [*map(str, named.values()), "--seeds", str(arguments.seeds), "--out", str(file)]
-        subprocess.run([*command, "--jobs", str(arguments.jobs)], check=True, stdout=subprocess.DEVNULL)
-    if file.exists():
-        found = msgspec.json.decode(file.read_bytes(), type=list[HelionFound])
-        traces += helions([f for f in found if f.table in named and f.seed < arguments.seeds], named)
-    for who in arguments.who:  # a run that was cut goes on where it was
-        kept = arguments.out / f"{who}-{arguments.split}-{arguments.seeds}.json.gz"
-        if not kept.exists():
-            work = [(t, s, who) for t in todo for s in range(arguments.seeds)]
-            with ProcessPoolExecutor(arguments.jobs) as pool:
-                made = list(pool.map(ours, *zip(*work, strict=True), chunksize=4))
-            kept.write_bytes(gzip.compress(msgspec.json.encode(made)))
-        traces += msgspec.json.decode(gzip.decompress(kept.read_bytes()), type=list[Trace])
+    if options.helion_python or options.helion_found:
+        traces += run_helion(options, todo)
+    for who in options.who:
+        traces += run_ours(options, todo, who)
     text = report(traces)
-    (arguments.out / "report.txt").write_text(text + "\n")
+    (options.out / "report.txt").write_text(text + "\n")
     print(text)
 
 
