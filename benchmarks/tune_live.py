@@ -1,11 +1,13 @@
 """Tuning on a device, live: ours, Helion's search, an exhaustive loop, and what Inductor chooses.
 
-    python benchmarks/tune_live.py --out DIR [--kernels gemm attention]
+    python benchmarks/tune_live.py --out DIR [--kernels gemm attention] [--parts ours warm]
 
 Of each kernel in ``examples/kernels``, at its own size, each searcher gets a process of its own and an
 empty compilation cache, one after the other on the quiet machine:
 
 * ours: ``torchstone.tune`` through its public door, cold, with its proofs and finals.
+* warm: the same, after the kernel was tuned at the other two sizes of its tables into the same cache;
+  the seconds are of the last tuning alone.
 * Helion: ``helion.autotuner.autotune`` with ``LFBOTreeSearch``, default effort, on the same space and
   ``build``; through that door it compiles serially. Stopped by its own ``autotune_budget_seconds``.
 * exhaustive: what ``triton.autotune`` does with a list of all configs: each is compiled, then timed by
@@ -36,7 +38,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "examples" / "kernels"))
 KERNELS = ("gemm", "attention", "softmax", "layer_norm")
-OURS_S, HELION_S, EXHAUSTIVE_S = 45, 75, 30
+OURS_S, SIBLING_S, HELION_S, EXHAUSTIVE_S = 45, 25, 75, 30
 ROUNDS = 40
 
 
@@ -44,19 +46,35 @@ def tunable(kernel: str) -> Any:
     return importlib.import_module(kernel).tunable
 
 
-def ours(kernel: str) -> dict[str, Any]:
+def ours(kernel: str, siblings: bool = False) -> dict[str, Any]:
     import torchstone
 
+    one, before_s = tunable(kernel), 0.0
     with tempfile.TemporaryDirectory() as home:
-        tuned = torchstone.tune(tunable(kernel), budget=float(OURS_S), home=home)
+        for sizes in sizes_beside(one) if siblings else ():
+            before = torchstone.tune(one, sizes=sizes, budget=float(SIBLING_S), home=home)
+            before_s += before.record.seconds
+        tuned = torchstone.tune(one, budget=float(OURS_S), home=home)
     record = tuned.record
+    took = [m.time for m in record.measurements]
     return {
         "config": record.config,
         "configs": len(record.measurements),
+        "learned_from": record.siblings,
+        "before_s": before_s,
         "stop": record.stop,
         "decision": record.text,
         "inside_s": record.seconds,
+        "times": took,
     }
+
+
+def sizes_beside(one: Any) -> list[dict[str, int]]:
+    """The other sizes that the kernel has tables of."""
+    from torchstone.tuner import replay
+
+    found = [replay.read(p).sizes for p in sorted((HERE / "tables").glob(f"{one.name}-*.json.gz"))]
+    return [dict(sizes) for sizes in found if dict(sizes) != one.sizes]
 
 
 def helion(kernel: str) -> dict[str, Any]:
@@ -145,7 +163,7 @@ def final(kernel: str, winners: dict[str, dict[str, Any]]) -> dict[str, Any]:
         elif who.startswith("inductor"):
             mode = who.partition(" ")[2]
             calls[who] = torch.compile(one.reference, mode=None if mode == "default" else mode)
-    calls["control"] = one.build(winners["ours"]["config"])
+    calls["control"] = one.build(winners["default"]["config"])
     flusher = Flusher(given[0].device)
     timed, result = {}, {}
     for who, call in calls.items():
@@ -161,6 +179,7 @@ def final(kernel: str, winners: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+ASKED = ("ours", "warm", "helion", "exhaustive", "inductor")
 PARTS = {"ours": ours, "helion": helion, "exhaustive": exhaustive}
 
 
@@ -184,6 +203,7 @@ def ask(part: str, kernel: str, limit_s: float, **more: Any) -> dict[str, Any]:
         ]
         if more:
             command += ["--more", json.dumps(more)]
+        print(f"{kernel}: {part} {more.get('mode', '')}", file=sys.stderr)
         began = time.monotonic()
         try:
             done = subprocess.run(
@@ -214,15 +234,21 @@ def table_best(kernel: str) -> dict[str, Any]:
     return {"config": table.config(table.best), "configs": len(table.rows)}
 
 
-def compare(kernel: str) -> dict[str, Any]:
-    """Everything about one kernel."""
-    found: dict[str, Any] = {
-        "ours": ask("ours", kernel, OURS_S + 60),
-        "helion": ask("helion", kernel, HELION_S + 60),
-        "exhaustive": ask("exhaustive", kernel, EXHAUSTIVE_S + 30),
-    }
-    for mode in ("default", "max-autotune-no-cudagraphs"):
-        found[f"inductor {mode}"] = ask("inductor", kernel, 90, mode=mode)
+def compare(kernel: str, parts: list[str]) -> dict[str, Any]:
+    """Everything that is asked for about one kernel."""
+    found: dict[str, Any] = {}
+    if "ours" in parts:
+        found["ours"] = ask("ours", kernel, OURS_S + 60)
+    if "warm" in parts:
+        warm = ask("ours", kernel, OURS_S + 2 * SIBLING_S + 150, siblings=True)
+        found["warm"] = {**warm, "seconds": warm.get("seconds", 0.0) - warm.get("before_s", 0.0)}
+    if "helion" in parts:
+        found["helion"] = ask("helion", kernel, HELION_S + 60)
+    if "exhaustive" in parts:
+        found["exhaustive"] = ask("exhaustive", kernel, EXHAUSTIVE_S + 30)
+    if "inductor" in parts:
+        for mode in ("default", "max-autotune-no-cudagraphs"):
+            found[f"inductor {mode}"] = ask("inductor", kernel, 90, mode=mode)
     found["table's best"] = table_best(kernel)
     found["default"] = {"config": tunable(kernel).space.default(), "configs": 0}
     usable = {w: f for w, f in found.items() if "failed" not in f}
@@ -247,12 +273,17 @@ def line(kernel: str, found: dict[str, Any]) -> str:
         took = f"{statistics.median(seconds) * 1e6:8.1f} us, {statistics.median(ratio):.3f} of the best"
         error = f"error {times[who]['relative_error']:.1e}"
         rows.append(f"{kernel:11s} {who:36s} {what} {took} [{low:.3f}, {high:.3f}] {error}")
+    if "control" in times:
+        pairs = zip(times["control"]["seconds"], times["default"]["seconds"], strict=True)
+        noise = statistics.median(a / b for a, b in pairs)
+        rows.append(f"{kernel:11s} default, built twice: {noise:.3f}")
     return "\n".join(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kernels", nargs="*", default=list(KERNELS))
+    parser.add_argument("--parts", nargs="*", default=list(ASKED))
     parser.add_argument("--out", type=Path, default=Path("live"))
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
@@ -265,7 +296,7 @@ def main() -> None:
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     for kernel in arguments.kernels:
-        found = compare(kernel)
+        found = compare(kernel, arguments.parts)
         (arguments.out / f"live-{kernel}.json").write_text(json.dumps(found))
         print(line(kernel, found), flush=True)
 

@@ -268,6 +268,8 @@ def test_the_command_does_the_same_again(full: Tuning) -> None:
         *("--searcher", full.searcher.partition("(")[0].lower(), "--seed", "3", "--fresh"),
     ]
     assert "torchstone tune FILE.py:NAME" in page.render(full)
+    alone = page.render(msgspec.structs.replace(full, siblings_allowed=False))
+    assert "--fresh --no-siblings<" in html.unescape(alone)
 
 
 def test_regret_in_words(full: Tuning) -> None:

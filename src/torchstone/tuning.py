@@ -202,6 +202,7 @@ def execute(
         measurements=found.measurements,
         known=found.known,
         siblings=sum(len(h.measurements) for h in siblings),
+        siblings_allowed=request.siblings,
         stop=found.stop.code,
         stop_text=found.stop.text,
         regret=found.stop.regret,

@@ -17,14 +17,18 @@ class Row(Record, frozen=True, kw_only=True):
     """One measurement, and when it was appended."""
 
     at: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+    """UTC, as the writer's clock had it."""
     measurement: Measurement
+    """What was found out about one config, failures included."""
 
 
 class Shelf(Record, frozen=True, kw_only=True):
-    """All that is kept of one key: every row, oldest first, and of one moment what is not right last."""
+    """All that is kept of one key."""
 
     key: TuningKey
+    """Of what, where."""
     rows: tuple[Row, ...]
+    """Every row, oldest first; of one moment what is not right comes last."""
 
     @property
     def latest(self) -> tuple[Measurement, ...]:
@@ -33,25 +37,35 @@ class Shelf(Record, frozen=True, kw_only=True):
 
 
 class Header(Record, frozen=True, kw_only=True):
-    """First line of an exported file: its devices, and numbers of keys and rows."""
+    """First line of an exported file."""
 
     format: int
+    """Of the lines that follow."""
     devices: tuple[str, ...]
+    """Names of the devices that the rows were measured on."""
     keys: int
+    """How many shelves follow."""
     rows: int
+    """How many rows they have together."""
 
 
 class Imported(Record, frozen=True, kw_only=True):
-    """What became of a file's rows: numbers of those new here, known here, and left out as foreign."""
+    """What became of a file's rows, in numbers."""
 
     added: int
+    """New here."""
     known: int
+    """Here already."""
     foreign: int
+    """Left out, being from another machine."""
 
 
 class Dropped(Record, frozen=True, kw_only=True):
-    """A key that pruning dropped, or would drop: why, and its bytes on disk."""
+    """A key that pruning dropped, or would drop."""
 
     key: TuningKey
+    """Of what, where."""
     why: str
+    """In words."""
     bytes: int
+    """On disk."""

@@ -161,6 +161,8 @@ class Tuning(Record, frozen=True, kw_only=True):
     """How many of them came from the cache."""
     siblings: int
     """Rows of other sizes, devices or versions that the searcher learned from."""
+    siblings_allowed: bool = True
+    """Whether it was to learn from any."""
     stop: str
     """Code of why the search ended."""
     stop_text: str

@@ -425,4 +425,6 @@ def _command(found: Tuning) -> str:
     if found.budget_measurements is not None:
         parts += ["--measurements", str(found.budget_measurements)]
     parts += ["--searcher", searcher, "--seed", str(found.seed), "--fresh"]
+    if not found.siblings_allowed:
+        parts.append("--no-siblings")
     return words.cut(f"torchstone tune {shlex.join(parts)}", 2000)
