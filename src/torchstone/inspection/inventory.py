@@ -27,11 +27,11 @@ from torchstone.capture import program as programs
 from torchstone.errors import InputError
 from torchstone.inspection import latency, mix, tables, weights, work
 from torchstone.inspection import profile as profiles
-from torchstone.inspection.calls import tensors
 from torchstone.inspection.coverage import coverage
 from torchstone.inspection.notes import notes
 from torchstone.inspection.trace import Trace, trace
 from torchstone.inspection.work import Weighted
+from torchstone.ops.calls import tensors
 from torchstone.records import Arrival, Case, Record
 from torchstone.records.inventory import (
     CallTimes,
@@ -77,8 +77,8 @@ _USUAL = Plan()
 def inventory(workload: Workload, module: nn.Module | None = None, plan: Plan = _USUAL) -> Inventory:
     """Find out what a workload is before anything is optimized.
 
-    Methods: FLOPs by torch's formulas (:mod:`torchstone.inspection.flops`), bytes by what each operation
-    touches (:mod:`torchstone.inspection.moved`), times by wall clock and torch.profiler, bounds by the
+    Methods: FLOPs by torch's formulas (:mod:`torchstone.ops.flops`), bytes by what each operation
+    touches (:mod:`torchstone.ops.moved`), times by wall clock and torch.profiler, bounds by the
     roofline (:mod:`torchstone.bench.roofline`).
 
     :param module: the workload's module, not called before; made here if None. It runs as it is, in its

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchstone.inspection import flops
-from torchstone.inspection.calls import storage_of, tensors
-from torchstone.inspection.moved import Flow, flow
+from torchstone.ops import flops
+from torchstone.ops.calls import storage_of, tensors
+from torchstone.ops.moved import Flow, flow
 from torchstone.workload.keyword import unwrap
 
 __all__ = ["Cost", "Located", "ModuleStack", "Place", "Trace", "marked", "source_text", "trace"]

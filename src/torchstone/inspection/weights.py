@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from torchstone.inspection.calls import storage_of
+from torchstone.ops.calls import storage_of
 from torchstone.records.inventory import DtypeCount, Weights
 
 __all__ = ["Held", "by_path", "weights"]

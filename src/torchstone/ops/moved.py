@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchstone.inspection.calls import base_name, is_view, storage_of, tensors
+from torchstone.ops.calls import base_name, is_view, storage_of, tensors
 
 __all__ = ["Flow", "flow", "touched"]
 

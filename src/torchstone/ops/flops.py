@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from torchstone.inspection.calls import base_name, is_view, tensors
+from torchstone.ops.calls import base_name, is_view, tensors
 
 __all__ = ["Flops", "How", "count"]
 

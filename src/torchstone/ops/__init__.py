@@ -1,0 +1,1 @@
+"""Calls of ATen operations: names, tensors, FLOPs and bytes, from their arguments alone."""
