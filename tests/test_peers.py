@@ -31,7 +31,7 @@ from torchstone.records import (
 
 pytestmark = pytest.mark.slow
 
-QUICK = Policy(bench_s=3, load_s=0, rounds=5, call_s=10)
+QUICK = Policy(bench_s=3, load_s=0, rounds=5, call_s=60)
 
 
 @pytest.fixture
