@@ -8,6 +8,7 @@ from torchstone import recipe
 from torchstone.errors import RecipeError
 from torchstone.recipe import (
     AOTInductor,
+    CudaGraph,
     Custom,
     Eager,
     Inductor,
@@ -17,17 +18,42 @@ from torchstone.recipe import (
     Precision,
     Quantize,
     Recipe,
+    Rewrite,
     parse,
 )
 
 booleans = st.booleans()
+graphs = st.one_of(st.none(), st.just(CudaGraph()))
 names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 numerics = st.one_of(
     st.none(),
     st.builds(Precision, st.sampled_from(["bf16", "bf16_autocast", "fp16"])),
     st.builds(Quantize, st.sampled_from(["int8_dynamic", "int8_weight_only"])),
 )
+families = st.sets(st.sampled_from(recipe.FAMILIES), min_size=1).map(
+    lambda named: (
+        "all" if named == {*recipe.FAMILIES} else ".".join(f for f in recipe.FAMILIES if f in named)
+    )
+)
+rewrites = st.builds(Rewrite, st.one_of(st.just("all"), families))
 recipes = st.one_of(
+    st.builds(
+        Recipe,
+        st.sampled_from(
+            [Inductor(), AOTInductor(freezing=True), OpenVINO(), OnnxRuntime(), recipe.fallback().engine]
+        ),
+        st.none(),
+        rewrites,
+    ),
+    st.builds(Recipe, st.just(Inductor()), st.just(Quantize("pt2e_static")), rewrites),
+    st.builds(
+        Recipe,
+        st.builds(Inductor, booleans, booleans),
+        st.builds(Precision, st.sampled_from(["bf16x3", "bf16x6"])),
+        st.one_of(st.none(), rewrites),
+        graphs,
+    ),
+    st.builds(Recipe, st.just(Eager()), numerics, st.none(), graphs),
     st.builds(Recipe, st.builds(Inductor, booleans, booleans, booleans), numerics),
     st.builds(Recipe, st.builds(Inductor, booleans, booleans, st.just(True), booleans), numerics),
     st.builds(Recipe, st.builds(AOTInductor, booleans, booleans), numerics),
@@ -48,6 +74,11 @@ recipes = st.one_of(
 def test_the_text_form_round_trips(made: Recipe) -> None:
     assert parse(str(made)) == made
     assert str(parse(str(made))) == str(made)
+
+
+def test_families_have_one_order() -> None:
+    assert str(parse("inductor + rewrite(norms.pooling)")) == "inductor + rewrite(pooling.norms)"
+    assert str(parse(f"inductor + rewrite({'.'.join(recipe.FAMILIES)})")) == "inductor + rewrite"
 
 
 @given(recipes, st.data())
@@ -75,6 +106,16 @@ def test_space_and_order_do_not_matter(made: Recipe, data: st.DataObject) -> Non
         ("inductor(nested)", "no graph breaks to nest"),
         ("onnxruntime(x)", "unknown option 'x'"),
         ("eager(program) + precision(bf16)", "own precision"),
+        ("eager + rewrite", "needs the captured program"),
+        ("inductor(module) + rewrite", "needs the captured program"),
+        ("inductor + rewrite + rewrite(norms)", "2 rewrite"),
+        ("inductor + rewrite(magic)", "'magic' is no family"),
+        ("inductor + rewrite + precision(bf16)", "leave out one"),
+        ("openvino + cudagraph", "does not launch through torch"),
+        ("inductor + cudagraph + cudagraph", "2 graph"),
+        ("inductor + cudagraph(magic)", "cudagraph"),
+        ("eager + precision(bf16x3)", "operators in the captured program"),
+        ("inductor(module) + precision(bf16x6)", "operators in the captured program"),
     ],
 )
 def test_what_does_not_parse_says_why(text: str, says: str) -> None:

@@ -74,7 +74,7 @@ def environment(threads: int | None = None) -> Environment:
         threads=threads or cores,
         memory_bytes=psutil.virtual_memory().total,
         packages=_versions(),
-        devices=_devices(),
+        devices=devices(),
     )
 
 
@@ -160,7 +160,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _devices() -> tuple[str, ...]:
+def devices() -> tuple[str, ...]:
     """Names of NVIDIA devices, from the driver's own files: starting nvidia-smi takes too long."""
     return tuple(
         line.partition(":")[2].strip()

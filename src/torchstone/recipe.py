@@ -1,21 +1,22 @@
 """Recipes: how to make a candidate, as a frozen value with a text form that round-trips.
 
-A recipe is one engine step and at most one precision step::
+A recipe is one engine step and at most one each of the rewrite, precision and graph steps::
 
     aotinductor(freezing, max_autotune) + precision(bf16)
+    inductor + rewrite(pooling.norms) + cudagraph
     inductor(freezing) + quantize(pt2e_static)
     onnxruntime
 
 The text form is canonical: ``parse(str(r)) == r`` and ``str(parse(t))`` is the shortest spelling of
-``t`` (options at their defaults are left out, the engine comes first). A boolean option is written by
-its name alone; a positional argument fills a step's first field.
+``t`` (options at their defaults are left out; the engine comes first, then the rewrite). A boolean
+option is written by its name alone; a positional argument fills a step's first field.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,7 +24,9 @@ from torchstone.errors import RecipeError
 
 __all__ = [
     "ENGINES",
+    "FAMILIES",
     "AOTInductor",
+    "CudaGraph",
     "Custom",
     "Eager",
     "Engine",
@@ -34,6 +37,7 @@ __all__ = [
     "Precision",
     "Quantize",
     "Recipe",
+    "Rewrite",
     "baseline",
     "default_recipes",
     "fallback",
@@ -99,11 +103,24 @@ class Custom(msgspec.Struct, frozen=True, tag="custom"):
     """Name of an entry of the workload's ``candidates``."""
 
 
+class CudaGraph(msgspec.Struct, frozen=True, tag="cudagraph"):
+    """The launches of a call recorded once and replayed as one, on a CUDA device."""
+
+    mode: Literal["static"] = "static"
+    """``static``: one graph for each signature of inputs."""
+
+
 class Precision(msgspec.Struct, frozen=True, tag="precision"):
     """A floating-point format for weights and arithmetic."""
 
-    format: Literal["bf16", "bf16_autocast", "fp16"]
-    """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights."""
+    format: Literal["bf16", "bf16_autocast", "fp16", "bf16x3", "bf16x6"]
+    """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights.
+    ``bf16x3``, ``bf16x6``: float32 products computed as so many products of bfloat16 parts."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether only products are computed otherwise, in the captured program."""
+        return self.format in ("bf16x3", "bf16x6")
 
 
 class Quantize(msgspec.Struct, frozen=True, tag="quantize"):
@@ -111,6 +128,13 @@ class Quantize(msgspec.Struct, frozen=True, tag="quantize"):
 
     scheme: Literal["int8_dynamic", "int8_weight_only", "pt2e_static", "pt2e_dynamic"]
     """torchao scheme; ``pt2e_*`` is the X86 Inductor quantizer on the captured graph."""
+
+
+class Rewrite(msgspec.Struct, frozen=True, tag="rewrite"):
+    """The captured program rewritten by proven identities before the engine has it."""
+
+    families: str = "all"
+    """Families of rules, joined by a dot."""
 
 
 Engine = Eager | Inductor | AOTInductor | OnnxRuntime | OpenVINO | Custom
@@ -121,7 +145,19 @@ ENGINES: tuple[type[Engine], ...] = (Eager, Inductor, AOTInductor, OnnxRuntime, 
 NUMERICS: tuple[type[Numeric], ...] = (Precision, Quantize)
 """Every step that changes the number format."""
 
-_STEPS = {str(s.__struct_config__.tag): s for s in (*ENGINES, *NUMERICS)}
+FAMILIES: tuple[str, ...] = (
+    "pooling",
+    "norms",
+    "folding",
+    "transposed",
+    "structured",
+    "attention",
+    "simplify",
+    "kernels",
+)
+"""Families of rewrite rules, see :mod:`torchstone.rewrite`."""
+
+_STEPS = {str(s.__struct_config__.tag): s for s in (*ENGINES, Rewrite, *NUMERICS, CudaGraph)}
 _STEP = re.compile(r"\s*([a-z_0-9]+)\s*(?:\(([^()]*)\))?\s*\Z")
 _ARGUMENT = re.compile(r"\s*(?:([a-z_0-9]+)\s*=\s*)?([A-Za-z0-9_.:\-]+)\s*\Z")
 
@@ -133,16 +169,20 @@ class Recipe(msgspec.Struct, frozen=True):
     """What runs the program."""
     numeric: Numeric | None = None
     """How its number formats change, if they do."""
+    rewrite: Rewrite | None = None
+    """How the captured program is rewritten, if it is."""
+    graph: CudaGraph | None = None
+    """How its launches are recorded, if they are."""
 
     def __str__(self) -> str:
-        steps = [_step_text(self.engine)]
-        if self.numeric is not None:
-            steps.append(_step_text(self.numeric))
-        return " + ".join(steps)
+        steps = (self.engine, self.rewrite, self.numeric, self.graph)
+        return " + ".join(_step_text(step) for step in steps if step is not None)
 
     @property
     def numerics(self) -> Numerics:
         """The numerics class that the recipe declares and is held to."""
+        if self.numeric == Precision("bf16x6"):
+            return Numerics.REASSOCIATES
         if self.numeric is not None:
             return Numerics.LOSSY
         if isinstance(self.engine, OpenVINO) and self.engine.hint != "f32":
@@ -179,6 +219,7 @@ def default_recipes() -> tuple[Recipe, ...]:
             "inductor",
             "openvino(auto)",
             "inductor + quantize(pt2e_static)",
+            "aotinductor + rewrite",
             "inductor(freezing, max_autotune)",
             "aotinductor(freezing) + precision(bf16)",
             "inductor + precision(bf16_autocast)",
@@ -195,18 +236,58 @@ def parse(text: str) -> Recipe:
     steps = [_parse_step(part, text) for part in text.split("+")]
     engines = [s for s in steps if isinstance(s, ENGINES)]
     numerics = [s for s in steps if isinstance(s, NUMERICS)]
-    if len(engines) != 1 or len(numerics) > 1:
+    rewrites = [s for s in steps if isinstance(s, Rewrite)]
+    graphs = [s for s in steps if isinstance(s, CudaGraph)]
+    if len(engines) != 1 or max(len(numerics), len(rewrites), len(graphs)) > 1:
+        counts = f"{len(engines)} engine, {len(rewrites)} rewrite, {len(numerics)} precision"
         raise RecipeError(
-            f"recipe {text!r} has {len(engines)} engine and {len(numerics)} precision steps",
-            hint="a recipe is one engine and at most one of precision(...), quantize(...): "
-            "'aotinductor(freezing) + precision(bf16)'",
+            f"recipe {text!r} has {counts} and {len(graphs)} graph steps",
+            hint="a recipe is one engine, at most one each of rewrite and cudagraph, and one of "
+            "precision(...) and quantize(...): 'aotinductor(freezing) + precision(bf16)'",
         )
-    recipe = Recipe(engines[0], numerics[0] if numerics else None)
+    rewrite = _canonical(rewrites[0], text) if rewrites else None
+    graph = graphs[0] if graphs else None
+    recipe = Recipe(engines[0], numerics[0] if numerics else None, rewrite, graph)
     _refuse_nonsense(recipe, text)
     return recipe
 
 
+def _canonical(step: Rewrite, text: str) -> Rewrite:
+    """Its families in their one order; all of them are called so."""
+    named = FAMILIES if step.families == "all" else tuple(step.families.split("."))
+    unknown = [name for name in named if name not in FAMILIES]
+    if unknown:
+        raise RecipeError(
+            f"recipe {text!r}: {unknown[0]!r} is no family of rewrites",
+            hint=f"families are {', '.join(FAMILIES)}; join several by a dot",
+        )
+    kept = tuple(name for name in FAMILIES if name in named)
+    return Rewrite("all" if kept == FAMILIES else ".".join(kept))
+
+
 def _refuse_nonsense(recipe: Recipe, text: str) -> None:
+    if recipe.graph is not None and isinstance(recipe.engine, OnnxRuntime | OpenVINO):
+        raise RecipeError(
+            f"recipe {text!r}: {_step_text(recipe.engine)} does not launch through torch",
+            hint="cudagraph goes with eager, inductor, aotinductor and custom",
+        )
+    if recipe.rewrite is not None and not _takes_program(recipe.engine):
+        raise RecipeError(
+            f"recipe {text!r}: a rewrite needs the captured program, and {_step_text(recipe.engine)} "
+            "runs the user's module",
+            hint="rewrite goes with eager(program), inductor, aotinductor, openvino and onnxruntime",
+        )
+    split = isinstance(recipe.numeric, Precision) and recipe.numeric.splits
+    if split and not (isinstance(recipe.engine, Inductor) and not recipe.engine.module):
+        raise RecipeError(
+            f"recipe {text!r}: split products are operators in the captured program",
+            hint="write inductor + precision(bf16x3)",
+        )
+    if recipe.rewrite is not None and isinstance(recipe.numeric, Precision) and not split:
+        raise RecipeError(
+            f"recipe {text!r}: precision converts the user's module, a rewrite the captured program",
+            hint="leave out one of them",
+        )
     if isinstance(recipe.engine, Inductor) and recipe.engine.nested and not recipe.engine.module:
         raise RecipeError(
             f"recipe {text!r}: a captured program has no graph breaks to nest",
@@ -237,7 +318,13 @@ def _refuse_nonsense(recipe: Recipe, text: str) -> None:
             )
 
 
-def _step_text(step: Engine | Numeric) -> str:
+def _takes_program(engine: Engine) -> bool:
+    if isinstance(engine, Eager):
+        return engine.program
+    return not (isinstance(engine, Custom) or (isinstance(engine, Inductor) and engine.module))
+
+
+def _step_text(step: Engine | Rewrite | Numeric | CudaGraph) -> str:
     name = str(step.__struct_config__.tag)
     arguments = []
     for position, field in enumerate(msgspec.structs.fields(step)):
@@ -251,7 +338,7 @@ def _step_text(step: Engine | Numeric) -> str:
     return f"{name}({', '.join(arguments)})" if arguments else name
 
 
-def _parse_step(part: str, text: str) -> Engine | Numeric:
+def _parse_step(part: str, text: str) -> Engine | Rewrite | Numeric | CudaGraph:
     match = _STEP.match(part)
     if match is None or match[1] not in _STEPS:
         raise RecipeError(
@@ -267,9 +354,11 @@ def _parse_step(part: str, text: str) -> Engine | Numeric:
             raise RecipeError(f"recipe {text!r}: option {name!r} is given twice")
         values[name] = value
     try:
-        return msgspec.convert({"type": match[1], **values}, kind, strict=False)
+        made: Any = msgspec.convert({"type": match[1], **values}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise RecipeError(f"recipe {text!r}, step {match[1]}: {error}") from None
+    step: Engine | Rewrite | Numeric | CudaGraph = made
+    return step
 
 
 def _parse_argument(

@@ -21,7 +21,7 @@ import msgspec
 from torchstone import stages
 from torchstone.candidate import Candidate, Context
 from torchstone.measure import device
-from torchstone.recipe import ENGINES, NUMERICS, Recipe, fallback
+from torchstone.recipe import ENGINES, NUMERICS, Custom, Recipe, fallback
 from torchstone.records import (
     Comparison,
     Crashed,
@@ -75,28 +75,35 @@ def space_of(recipes: Sequence[Recipe]) -> Space:
     An option that several engines have is one knob, so that a model can learn its effect across them.
     """
     listed = {key_of(config_of(recipe)) for recipe in recipes}
-    targets = (str(config_of(r)["target"]) for r in recipes)
+    targets = (r.engine.target for r in recipes if isinstance(r.engine, Custom))
+    families = (r.rewrite.families for r in recipes if r.rewrite is not None)
 
     def candidate(config: Config) -> bool:
         return key_of(config) in listed
 
-    return Space(_knobs(tuple(targets)), valid=[candidate])
+    return Space(_knobs(tuple(targets), tuple(families)), valid=[candidate])
 
 
 def config_of(recipe: Recipe) -> Config:
-    """The recipe as a config: engine, number format, all engines' options; unused ones at rest."""
+    """The recipe as a config: engine, rewrite, number format, engines' options; unused ones at rest."""
     given = _options(recipe.engine) | {"engine": _tag(recipe.engine)}
     if recipe.numeric is not None:
         (value,) = _options(recipe.numeric).values()
         given["numeric"] = f"{_tag(recipe.numeric)}({value})"
+    if recipe.rewrite is not None:
+        given["rewrite"] = recipe.rewrite.families
+    if recipe.graph is not None:
+        given["graph"] = recipe.graph.mode
     return {n: given.get(n, _at_rest(knob)) for n, knob in _knobs().items()}
 
 
-def _knobs(targets: tuple[str, ...] = ()) -> dict[str, Knob]:
+def _knobs(targets: tuple[str, ...] = (), families: tuple[str, ...] = ()) -> dict[str, Knob]:
     numerics = [f"{_tag(step)}({v})" for step in NUMERICS for v in get_args(*_fields(step).values())]
     knobs: dict[str, Knob] = {
         "engine": Choice(tuple(map(_tag, ENGINES))),
         "numeric": Choice((_AS_IS, *numerics)),
+        "rewrite": Choice(tuple(dict.fromkeys((_AS_IS, "all", *families)))),
+        "graph": Choice((_AS_IS, "static")),
     }
     named = {name: kind for engine in ENGINES for name, kind in _fields(engine).items()}
     for name, kind in named.items():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from torchstone import env
+from torchstone.backends import rewriting
 from torchstone.backends.aotinductor import AOTInductorBackend
 from torchstone.backends.base import Backend, Built, Call, Context
 from torchstone.backends.custom import CustomBackend
@@ -16,7 +19,7 @@ from torchstone.quantize import probe as probe_numeric
 from torchstone.recipe import Recipe
 from torchstone.records import Absent
 
-__all__ = ["BACKENDS", "Backend", "Built", "Call", "Context", "load_artifact", "of", "probe"]
+__all__ = ["BACKENDS", "Backend", "Built", "Call", "Context", "load_artifact", "of", "probe", "recorded"]
 
 BACKENDS: tuple[Backend, ...] = (
     EagerBackend(),
@@ -37,6 +40,8 @@ def of(recipe: Recipe) -> Backend:
 def probe(recipe: Recipe) -> Absent | None:
     """Why a recipe cannot be built here: its engine, or what its number format needs, is absent."""
     backend = of(recipe)
+    if recipe.graph is not None and not env.devices():
+        return Absent(engine="cudagraph", why="CUDA graphs need a CUDA device, and there is none")
     return backend.probe() or (probe_numeric(recipe.numeric, backend.name) if recipe.numeric else None)
 
 
@@ -47,7 +52,17 @@ def load_artifact(recipe: Recipe, directory: Path, program: Path | None) -> Call
     :param program: the exported program, for engines that compile it where it is loaded.
     :raises BundleError: where the engine refuses them.
     """
-    built = of(recipe).load(Context(workload=None, recipe=recipe, program=program, directory=directory))
+    context = Context(workload=None, recipe=recipe, program=program, directory=directory)
+    built = of(recipe).load(rewriting.loaded(context))
     if not isinstance(built, Built):
         raise BundleError(f"{recipe} cannot be loaded: {built.text}", where=directory, hint=built.hint)
-    return built.call
+    return recorded(recipe, built).call
+
+
+def recorded(recipe: Recipe, built: Built) -> Built:
+    """What was built, with its launches recorded where the recipe says so."""
+    if recipe.graph is None:
+        return built
+    from torchstone.cudagraph.static import Graphed
+
+    return replace(built, call=Graphed(built.call))

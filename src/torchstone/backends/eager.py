@@ -26,7 +26,9 @@ class EagerBackend:
         """Make the module; writes nothing."""
         from torchstone import quantize
 
-        if context.workload is None or context.recipe == recipe.fallback():
+        step = context.recipe.engine
+        assert isinstance(step, recipe.Eager)
+        if context.workload is None or step.program:
             return self._from_program(context)
         module = context.workload.module()
         if context.recipe.numeric is not None:

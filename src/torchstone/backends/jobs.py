@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchstone import backends, compat, recipe
+from torchstone.backends import rewriting
 from torchstone.backends.base import Built, Context
 from torchstone.records import Arrival, Build, Case, Unsupported
 from torchstone.verify import inputs
@@ -49,10 +50,15 @@ def _make(state: dict[str, Any], context: Context, *, fresh: bool) -> Build | Un
     backend = backends.of(context.recipe)
     context.directory.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    built = backend.build(context) if fresh else backend.load(context)
+    given = rewriting.built(context) if fresh else (rewriting.loaded(context), None)
+    if isinstance(given, Unsupported):
+        return given
+    built = backend.build(given[0]) if fresh else backend.load(given[0])
     seconds = time.perf_counter() - started
     if isinstance(built, Unsupported):
         return built
+    built = backends.recorded(context.recipe, built)
+    files = tuple(sorted({*built.files, *rewriting.files(context)}))
     workload = workload_of(state)
     state["call"], state["module"] = built.call, built.module
     example = workload.example()
@@ -65,10 +71,11 @@ def _make(state: dict[str, Any], context: Context, *, fresh: bool) -> Build | Un
         seconds=seconds,
         first_call_s=first_call_s,
         peak_memory_bytes=_peak_memory_bytes(),
-        artifact=str(context.directory) if built.files else None,
-        files=built.files,
+        artifact=str(context.directory) if files else None,
+        files=files,
         recompiles=recompiles,
         notes=(*built.notes, *limit),
+        rewrites=given[1],
     )
 
 

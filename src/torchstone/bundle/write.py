@@ -109,7 +109,7 @@ def _check(contents: Contents, recipe: Recipe, path: Path) -> None:
         raise BundleError("the exported program is missing", where=contents.program)
     engine = recipe.engine
     module = isinstance(engine, recipes.Inductor) and engine.module
-    converted = isinstance(engine, recipes.Eager) and not runs_program(recipe)
+    converted = isinstance(engine, recipes.Eager) and not (engine.program or runs_program(recipe))
     if isinstance(engine, recipes.Custom) or module or converted:
         raise BundleError(
             f"{recipe} runs the user's own Python code, which a bundle does not ship",

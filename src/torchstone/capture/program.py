@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,7 +43,16 @@ class Interface(Record, frozen=True, kw_only=True):
 
 def load(path: Path | str) -> ExportedProgram:
     """Read a program that :func:`save` wrote."""
+    if _calls_ours(path):
+        from torchstone.kernels import registry  # noqa: F401  registers the operators
     return torch.export.load(str(path))
+
+
+def _calls_ours(path: Path | str) -> bool:
+    """Whether a program has operators of ours, which torch must know before it reads them."""
+    with zipfile.ZipFile(path) as file:
+        graphs = [name for name in file.namelist() if name.endswith(".json")]
+        return any(b"torchstone." in file.read(name) for name in graphs)
 
 
 def save(program: ExportedProgram, path: Path | str) -> str:

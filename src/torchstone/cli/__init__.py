@@ -23,6 +23,7 @@ COMMANDS = (
     ("report", "Show a run: in the terminal, as HTML or as JSON."),
     ("package", "Write a run's bundle: code, weights, evidence, fallback."),
     ("inspect", "Say what a model is, where it breaks and which shapes hold."),
+    ("explain", "Say which rewrites fire on a model's program, and which do not, and why."),
     ("tune", "Find the fastest config of a kernel that can be proved right."),
     ("check", "Say where shapes do not fit, before anything is run."),
     ("diff", "Find the first operation where one implementation is not what another is."),

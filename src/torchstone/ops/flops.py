@@ -52,6 +52,7 @@ _SWEEPS = frozenset(
     _embedding_bag _embedding_bag_forward_only segment_reduce scatter_add scatter_reduce index_add
     index_reduce _thnn_fused_lstm_cell _thnn_fused_gru_cell native_dropout _fused_dropout
     _transform_bias_rescale_qkv nll_loss_forward nll_loss2d_forward mse_loss huber_loss smooth_l1_loss
+    softmax log_softmax layer_norm group_norm batch_norm instance_norm rms_norm
     binary_cross_entropy addr _prelu_kernel prelu logit isin bincount histc hardswish hardsigmoid
     floor_divide _weight_norm_interface _weight_norm
     """.split()  # noqa: SIM905  a name a line would be a hundred lines
@@ -133,6 +134,16 @@ def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * int(a.numel()) * (int(b.shape[-1]) if b.dim() > 1 else 1)
 
 
+def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Each output meets a kernel of weights of shape (out, in / groups, ...)."""
+    return 2 * int(out_val.numel()) * (int(weight.numel()) // int(weight.shape[0]))
+
+
+def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Each input meets a kernel of weights of shape (in, out / groups, ...)."""
+    return 2 * int(x.numel()) * (int(weight.numel()) // int(weight.shape[0]))
+
+
 def _added_product(_base: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
     return _product(a, b)
 
@@ -197,7 +208,10 @@ _FORMULAS: dict[str, Callable[..., float | None]] = {
     "aten._fft_r2c": _fourier,
     "aten._fft_c2r": _fourier,
     "aten.linear": _linear,
+    **{f"aten.conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"aten.conv_transpose{n}d": _transposed_convolution for n in (1, 2, 3)},
     "aten.mkldnn_linear": _linear,
+    "aten.scaled_dot_product_attention": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten._scaled_dot_product_flash_attention": _attention,
     "aten._scaled_dot_product_efficient_attention": _attention,

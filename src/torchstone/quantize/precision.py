@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,10 +55,8 @@ class Cast(nn.Module):
         return value.to(self.dtype) if floating else value
 
 
-def convert(
-    module: nn.Module, form: Literal["bf16", "bf16_autocast", "fp16"], example: tuple[Any, ...]
-) -> nn.Module:
-    """A copy of ``module`` that works in ``form``."""
+def convert(module: nn.Module, form: str, example: tuple[Any, ...]) -> nn.Module:
+    """A copy of ``module`` that works in ``form``: ``bf16``, ``bf16_autocast`` or ``fp16``."""
     with torch.no_grad():  # a copy runs, for running may change state
         leaves = _pytree.tree_leaves(copy.deepcopy(module)(*copy.deepcopy(example)))
     dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else None for leaf in leaves)

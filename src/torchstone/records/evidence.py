@@ -6,6 +6,7 @@ from typing import Literal
 
 from torchstone.records.base import Record
 from torchstone.records.divergence import Divergence
+from torchstone.records.rewrites import Rewrites
 from torchstone.records.verdict import CaseErrors, ReferenceErrors, Verdict
 
 __all__ = [
@@ -83,6 +84,8 @@ class Build(Record, frozen=True, kw_only=True, tag="build"):
     """Graphs compiled over the recorded traffic, where the engine compiles lazily."""
     notes: tuple[str, ...] = ()
     """What the backend wants known."""
+    rewrites: Rewrites | None = None
+    """The firing log, where the recipe rewrites the program."""
     log: str = ""
     """The last lines that the build printed."""
 

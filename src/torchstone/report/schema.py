@@ -23,6 +23,7 @@ from torchstone.records import (
     evidence,
     inspection,
     inventory,
+    rewrites,
     shapes,
     tuning,
     verdict,
@@ -50,6 +51,7 @@ _MODULES = (
     shapes,
     inspection,
     tuning,
+    rewrites,
 )
 
 

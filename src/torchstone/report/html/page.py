@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchstone.report import format as fmt
 from torchstone.report import words
 from torchstone.report.collect import Report
-from torchstone.report.html import evidence, measured, verdict
+from torchstone.report.html import evidence, measured, rewritten, verdict
 from torchstone.report.html.document import document
 from torchstone.report.html.markup import element
 
@@ -16,6 +16,7 @@ _SECTIONS = (
     measured.latency,
     measured.load,
     measured.costs,
+    rewritten.rewrites,
     evidence.failures,
     evidence.cases,
     evidence.reproduce,

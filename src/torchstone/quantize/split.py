@@ -1,0 +1,147 @@
+"""Float32 products on bfloat16 tensor cores: the captured graph with its products replaced by operators.
+
+``linear``, ``addmm``, ``mm``, ``bmm`` and ``matmul`` of float32 become ``torchstone::split_linear``
+where the right side is a constant, whose parts are then computed once, ahead of time, and
+``torchstone::split_matmul`` where it is not; a convolution of kernel size 1 is a product too. A
+pointwise function that alone reads a product is computed
+with it. How exact all that is: :mod:`torchstone.kernels.split_gemm_parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from torchstone.kernels import split_conv, split_gemm, split_gemm_parts
+from torchstone.rewrite import constants, driver
+from torchstone.rewrite import graph as graphs
+
+__all__ = ["PARTS", "split"]
+
+aten = torch.ops.aten
+operators = torch.ops.torchstone
+PARTS = {"bf16x3": 2, "bf16x6": 3}
+"""Bfloat16 parts of each number, by format."""
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_LEAST = 32
+"""Inner and outer size of a product below which the tensor cores have too little to do."""
+_EPILOGUES: dict[Any, Callable[[fx.Node], str]] = {
+    aten.relu.default: lambda _: "relu",
+    aten.sigmoid.default: lambda _: "sigmoid",
+    aten.tanh.default: lambda _: "tanh",
+    aten.silu.default: lambda _: "silu",
+    aten.gelu.default: lambda node: "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu",
+}
+"""What may be computed with a product, and its name there."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """``a @ b``, or ``a @ b.T``, plus a bias of one dim."""
+
+    a: fx.Node
+    b: fx.Node
+    bias: fx.Node | None = None
+    transposed: bool = False
+    convolution: bool = False
+    """A convolution of kernel size 1 of ``a`` with the kernel ``b``."""
+
+
+def split(program: ExportedProgram, parts: int) -> tuple[fx.GraphModule, int]:
+    """The program's graph with split products, and how many; the program is left as it is.
+
+    :param parts: of each number, 2 or 3.
+    """
+    assert split_gemm.LINEAR.op is not None  # the imports register the operators
+    assert split_conv.POINTWISE.op is not None
+    module = graphs.of(program)
+    known, count = constants.constant(module), 0
+    for node in list(module.graph.nodes):
+        product = _product_of(node)
+        if product is None or not _worth(product):
+            continue
+        constant = product.b in known
+        if constant and _refused(module, product.b):
+            continue
+        _replace(node, product, parts, constant=constant)
+        count += 1
+    graphs.sweep(module.graph)
+    constants.fold(module, growth=parts / 2)
+    module.recompile()
+    return module, count
+
+
+def _product_of(node: fx.Node) -> _Product | None:
+    args: Any = node.args
+    if node.target is aten.linear.default:
+        return _Product(args[0], args[1], args[2], transposed=True)
+    if node.target is aten.addmm.default:
+        bias, a, b, *factors = args[0], args[1], args[2], *node.kwargs.values()
+        plain = all(f == 1 for f in factors) and bias.meta["val"].dim() == 1
+        return _Product(a, b, bias) if plain and _sized(bias, b) else None
+    if node.target in (aten.mm.default, aten.bmm.default, aten.matmul.default):
+        return _Product(args[0], args[1])
+    if node.target in _CONVOLUTIONS and _pointwise(node):
+        return _Product(args[0], args[1], args[2], convolution=True)
+    return None
+
+
+def _pointwise(node: fx.Node) -> bool:
+    """Whether a convolution has a kernel of size 1, and takes every place once."""
+    _, weight, _, stride, padding, dilation, groups = node.args
+    assert isinstance(weight, fx.Node)
+    plain = groups == 1 and padding != "same" and weight.meta["val"].dtype is torch.float32
+    return bool(plain) and all(
+        set(v if isinstance(v, list | tuple) else [v]) <= {wanted}
+        for v, wanted in ((weight.meta["val"].shape[2:], 1), (stride, 1), (padding, 0), (dilation, 1))
+    )
+
+
+def _sized(bias: fx.Node, b: fx.Node) -> bool:
+    return bool(bias.meta["val"].shape[0] == b.meta["val"].shape[-1])
+
+
+def _worth(product: _Product) -> bool:
+    """Whether both sides are float32 matrices, large enough for tensor cores."""
+    sides = (product.a.meta.get("val"), product.b.meta.get("val"))
+    if not all(isinstance(v, torch.Tensor) and v.dtype is torch.float32 and v.dim() >= 2 for v in sides):
+        return False
+    shape = product.b.meta["val"].shape
+    rows, columns = shape[:2] if product.convolution else shape[-2:]
+    return all(not isinstance(n, int) or n >= _LEAST for n in (rows, columns))
+
+
+def _refused(module: fx.GraphModule, weight: fx.Node) -> bool:
+    """Whether a constant has numbers that have no parts."""
+    value = constants.value(module, weight)
+    return split_gemm_parts.split_range(value).refuses is not None
+
+
+def _replace(node: fx.Node, product: _Product, parts: int, *, constant: bool) -> None:
+    last, epilogue = node, "none"
+    layer = product.convolution or product.transposed or product.bias is not None or constant
+    user = next(iter(node.users), None)
+    if layer and user is not None and len(node.users) == 1 and user.target in _EPILOGUES:
+        last, epilogue = user, _EPILOGUES[user.target](user)
+    flat = product.b.meta["val"].dim() == 2
+    given: dict[str, Any] = {"a": product.a, "b": product.b, "bias": product.bias}
+
+    def made(a: Any, b: Any, bias: Any) -> Any:
+        if product.convolution:
+            weight = operators.split_parts(b.flatten(1), parts)
+            return operators.split_pointwise(a, weight, bias, parts, epilogue)
+        if layer and flat:
+            weight = operators.split_parts(b if product.transposed else b.mT.contiguous(), parts)
+            return operators.split_linear(a, weight, bias, parts, epilogue)
+        return operators.split_matmul(a, b, parts)
+
+    if not (product.convolution or (layer and flat)):
+        last = node
+    traced = driver.trace(made, given)
+    assert traced is not None  # it never declines
+    driver.inline(traced, last, [v for v in given.values() if isinstance(v, fx.Node)])

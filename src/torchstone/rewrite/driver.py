@@ -1,0 +1,251 @@
+"""Rewriting a graph by rules until no rule pays any more.
+
+A rewrite is kept only where it saves time: by the weigher's estimate, or, for rules whose worth depends
+on the library's kernels, by timing both ways on tensors of the graph's own sizes. What was kept, and
+what was declined and why, is the firing log. Every kept rewrite makes the graph cheaper or smaller, so
+it ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchstone.records.rewrites import Declined, Firing
+from torchstone.rewrite import constants, cost
+from torchstone.rewrite import graph as graphs
+from torchstone.rewrite.pattern import Match, match, variables
+from torchstone.rewrite.rule import Rule
+
+__all__ = ["Rewriter", "inline", "trace"]
+
+_GAIN = 0.98
+"""A rewrite that leaves more than this share of the time is not worth the change."""
+_MOST = 500
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass
+class Rewriter:
+    """Rules at work on one graph module."""
+
+    module: fx.GraphModule
+    """Normalized; it is changed."""
+    rules: Sequence[Rule]
+    """Those that may fire."""
+    weigher: cost.Weigher
+    """What things take."""
+    passes: Sequence[Callable[[fx.GraphModule], int]] = ()
+    """What is done once no rule fires any more, before constants are folded."""
+    fired: list[Firing] = field(default_factory=list)
+    """What was rewritten, in order."""
+    declined: dict[tuple[str, ...], Declined] = field(default_factory=dict)
+    """What matched and was left, by rule, node and how the node's inputs lie in memory."""
+    folded: int = 0
+    """Constants that were computed ahead of time."""
+
+    def run(self) -> None:
+        """Rewrite until nothing fires, fold constants, drop what is not used.
+
+        :raises BrokenGraphError: where a rule made another program of it.
+        """
+        graph = self.module.graph
+        outputs = tuple(v for n in graphs.results(graph) for v in graphs.values(n))
+        by_target: dict[Any, list[Rule]] = defaultdict(list)
+        for rule in (r for r in self.rules if r.runs(self.weigher.device)):
+            for target in rule.pattern.targets:
+                by_target[target].append(rule)
+        graphs.sweep(graph)
+        while len(self.fired) < _MOST and self._round(by_target):
+            graphs.sweep(graph)
+            graphs.check(graph, outputs)
+        for settle in self.passes:
+            settle(self.module)
+        self.folded = constants.fold(self.module)
+        graphs.sweep(graph)
+        graphs.check(graph, outputs)
+        self.module.recompile()
+
+    def _round(self, by_target: Mapping[Any, list[Rule]]) -> bool:
+        """One walk over the graph, results first: a larger match is met before its parts."""
+        fired = False
+        self._constant = constants.constant(self.module)
+        for node in reversed(list(self.module.graph.nodes)):
+            if node in self._constant:
+                continue  # computed once, ahead of time
+            for rule in by_target.get(node.target, ()):
+                if node.users and self._try(rule, node):
+                    graphs.sweep(self.module.graph)  # or rules would be tried on what nobody uses now
+                    fired = True
+                    break
+        return fired
+
+    def _try(self, rule: Rule, node: fx.Node) -> bool:
+        found = match(rule.pattern, node)
+        if found is None or _place(rule, found) in self.declined:
+            return False
+        if not all(graphs.pure(n) for n in found.nodes):
+            return False
+        given = {name: found.bound[name] for name in variables(rule.pattern)}
+        traced = trace(rule.replacement, given)
+        if traced is None:
+            return False
+        why = _differs(traced, node, [v for v in given.values() if isinstance(v, fx.Node)])
+        if why is not None:
+            return self._decline(rule, found, why)
+        before, after = self._seconds(rule, found, traced, given)
+        if not rule.always and after > _GAIN * before:
+            text = f"{after * 1e6:.3g} us in place of {before * 1e6:.3g}"
+            return self._decline(rule, found, f"it would not pay: {text}")
+        new = inline(traced, node, [v for v in given.values() if isinstance(v, fx.Node)])
+        for one in new:
+            graphs.check_node(one)
+        self.fired.append(
+            Firing(
+                rule=rule.name,
+                family=rule.family,
+                numerics=rule.numerics.value,
+                at=tuple(n.name for n in reversed(found.nodes)),
+                source=_source(node),
+                before_s=before,
+                after_s=after,
+                measured=rule.measured,
+            )
+        )
+        return True
+
+    def _decline(self, rule: Rule, found: Match, why: str) -> bool:
+        self.declined[_place(rule, found)] = Declined(rule=rule.name, at=found.root.name, why=why)
+        return False
+
+    def _seconds(
+        self, rule: Rule, found: Match, traced: fx.GraphModule, given: Mapping[str, Any]
+    ) -> tuple[float, float]:
+        """Of the matched operations, and of what would replace them."""
+        inputs = [v for v in given.values() if isinstance(v, fx.Node)]
+        fixed = {p for p, v in zip(_placeholders(traced), inputs, strict=True) if v in self._constant}
+        for node in traced.graph.nodes:
+            if node.op == "call_function" and all(n in fixed for n in node.all_input_nodes):
+                fixed.add(node)
+        if rule.measured:
+            return self._timed(found, traced, inputs, fixed)
+        before = self.weigher.seconds(found.nodes, self._constant.__contains__)
+        return before, self.weigher.seconds(traced.graph.nodes, fixed.__contains__)
+
+    def _timed(
+        self, found: Match, traced: fx.GraphModule, inputs: Sequence[fx.Node], fixed: set[fx.Node]
+    ) -> tuple[float, float]:
+        device = self.weigher.device
+        example = tuple(cost.random_like(v.meta["val"], device) for v in inputs)
+        ahead = constants.ahead(traced, fixed, example)
+        before, after = cost.stopwatch((_part(found, inputs), ahead), example, device)
+        return before, after
+
+
+def trace(function: Callable[..., Any], given: Mapping[str, Any]) -> fx.GraphModule | None:
+    """The graph of a replacement, for nodes with fake values and for constants.
+
+    :returns: a normalized graph whose inputs are the nodes among ``given``, in order; None where the
+        replacement says that it does not apply.
+    """
+    nodes = {name: v for name, v in given.items() if isinstance(v, fx.Node)}
+    fixed = {name: v for name, v in given.items() if name not in nodes}
+    refused = []
+
+    def call(*args: Any) -> Any:
+        out = function(**dict(zip(nodes, args, strict=True)), **fixed)
+        refused.extend([out] if out is NotImplemented else [])
+        return args[0] if out is NotImplemented else out
+
+    values = [n.meta["val"] for n in nodes.values()]
+    mode = next(v.fake_mode for v in values if isinstance(v, torch._subclasses.FakeTensor))
+    with mode, torch.no_grad():
+        traced = make_fx(call, pre_dispatch=True, tracing_mode="real")(*values)
+    if refused:
+        return None
+    graphs.normalize(traced.graph)
+    traced.recompile()
+    return traced
+
+
+def _differs(traced: fx.GraphModule, node: fx.Node, inputs: Sequence[fx.Node]) -> str | None:
+    if any(n.op == "call_function" and "val" not in n.meta for n in traced.graph.nodes):
+        return "the replacement computes what is no tensor"
+    (out,) = graphs.results(traced.graph)
+    made, wanted = graphs.values(out), graphs.values(node)
+    if [str(v) for v in made] != [str(v) for v in wanted]:
+        return f"the replacement gives {made}, not {wanted}"
+    places = dict(zip(_placeholders(traced), inputs, strict=True))
+    source = places.get(_source_of(out))
+    given = source is not None and _source_of(source).op != "call_function"
+    if given and not graphs.is_view(node) and _returned(node):
+        return "the program would return memory that it was given, in place of new memory"
+    return None
+
+
+def _source_of(node: fx.Node) -> fx.Node:
+    """What a chain of views looks at."""
+    while node.op == "call_function" and graphs.is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _returned(node: fx.Node) -> bool:
+    """Whether the graph returns it, or a view of it."""
+    return any(
+        u.op == "output" or (u.op == "call_function" and graphs.is_view(u) and _returned(u))
+        for u in node.users
+    )
+
+
+def _placeholders(traced: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in traced.graph.nodes if n.op == "placeholder"]
+
+
+def inline(traced: fx.GraphModule, node: fx.Node, inputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """Put a replacement's graph before ``node`` and have it used in its place; gives the new nodes."""
+    graph = node.graph
+    places = dict(zip(_placeholders(traced), inputs, strict=True))
+    new: list[fx.Node] = []
+    with graph.inserting_before(node):
+        for one in traced.graph.nodes:
+            if one.op == "call_function":
+                places[one] = graph.node_copy(one, places.__getitem__)
+                places[one].meta["stack_trace"] = node.meta.get("stack_trace")
+                new.append(places[one])
+            elif one.op == "get_attr":
+                places[one] = constants.attach(graph, getattr(traced, str(one.target)))
+    (result,) = graphs.results(traced.graph)
+    node.replace_all_uses_with(places[result])
+    return new
+
+
+def _part(found: Match, inputs: Sequence[fx.Node]) -> fx.GraphModule:
+    """The matched operations as a function of the same inputs as their replacement."""
+    graph = fx.Graph()
+    places: dict[fx.Node, fx.Node] = {n: graph.placeholder(n.name) for n in inputs}
+    for node in reversed(found.nodes):
+        places[node] = graph.node_copy(node, places.__getitem__)
+    graph.output(places[found.root])
+    return fx.GraphModule({}, graph)
+
+
+def _place(rule: Rule, found: Match) -> tuple[str, ...]:
+    inputs = [n for v in found.bound.values() for n in (v if isinstance(v, list | tuple) else [v])]
+    fakes = (n.meta.get("val") for n in inputs if isinstance(n, fx.Node))
+    strides = [str(v.stride()) for v in fakes if isinstance(v, torch.Tensor)]
+    return (rule.name, found.root.name, *strides)
+
+
+def _source(node: fx.Node) -> str:
+    """Last line of the user's code on the way to the node, as ``file.py:12``; empty where not known."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
