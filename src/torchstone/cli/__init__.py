@@ -25,6 +25,10 @@ COMMANDS = (
     ("inspect", "Say what a model is, where it breaks and which shapes hold."),
     ("explain", "Say which rewrites fire on a model's program, and which do not, and why."),
     ("tune", "Find the fastest config of a kernel that can be proved right."),
+    (
+        "kernelbench",
+        "Run the public KernelBench suite: eager, torch.compile and ours, proved and timed.",
+    ),
     ("check", "Say where shapes do not fit, before anything is run."),
     ("diff", "Find the first operation where one implementation is not what another is."),
     ("ls", "List the runs."),

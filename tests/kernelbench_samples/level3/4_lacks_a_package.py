@@ -1,0 +1,3 @@
+"""It needs a package that nobody has."""
+
+import package_that_nobody_has  # noqa: F401
