@@ -363,3 +363,32 @@ def test_a_program_never_comes_to_return_memory_that_it_was_given() -> None:
     first.zero_()
     assert torch.equal(x, kept)
     torch.testing.assert_close(second, kept + 1)
+
+
+def test_assertions_stay() -> None:
+    class Asserts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.ops.aten._assert_tensor_metadata(x, None, None, torch.float32)
+            return F.dropout(x, 0.5, training=False) * 2
+
+    found = rewritten(Asserts(), families.RULES, torch.randn(5, 4))
+    assert aten._assert_tensor_metadata.default in targets(found.module)
+    assert "dropout_off" in {f.rule for f in found.fired}
+
+
+def test_sizes_in_lists_are_seen_and_follow_the_input() -> None:
+    class Expands(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.shape[0]
+            h = self.linear(x).reshape(rows, 2, 2).reshape(rows, 4).expand(rows, 4)
+            return h.view(rows, -1).sum(-1)
+
+    module = Expands().eval()
+    found = rewritten(module, families.RULES, torch.randn(5, 4))
+    assert found.fired
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(found.module(x), module(x))

@@ -144,4 +144,4 @@ def _replace(node: fx.Node, product: _Product, parts: int, *, constant: bool) ->
         last = node
     traced = driver.trace(made, given)
     assert traced is not None  # it never declines
-    driver.inline(traced, last, [v for v in given.values() if isinstance(v, fx.Node)])
+    driver.inline(traced, last, driver.nodes_of(given))

@@ -44,9 +44,8 @@ class Weigher:
         :param nodes: of one graph, with fake values.
         :param constant: whether a node depends on constants alone.
         """
-        todo = [
-            n for n in nodes if n.op == "call_function" and not graphs.is_view(n) and not constant(n)
-        ]
+        called = [n for n in nodes if n.op == "call_function" and not graphs.is_view(n)]
+        todo = [n for n in called if not constant(n) and n.meta.get("val") is not None]
         return sum(self._kernel(kernel) for kernel in _kernels(todo))
 
     def _kernel(self, kernel: Sequence[fx.Node]) -> float:

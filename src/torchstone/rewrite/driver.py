@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree
 
 from torchstone.records.rewrites import Declined, Firing
 from torchstone.rewrite import constants, cost
@@ -25,7 +26,7 @@ from torchstone.rewrite import graph as graphs
 from torchstone.rewrite.pattern import Match, match, variables
 from torchstone.rewrite.rule import Rule
 
-__all__ = ["Rewriter", "inline", "trace"]
+__all__ = ["Rewriter", "inline", "nodes_of", "trace"]
 
 _GAIN = 0.98
 """A rewrite that leaves more than this share of the time is not worth the change."""
@@ -98,14 +99,14 @@ class Rewriter:
         traced = trace(rule.replacement, given)
         if traced is None:
             return False
-        why = _differs(traced, node, [v for v in given.values() if isinstance(v, fx.Node)])
+        why = _differs(traced, node, nodes_of(given))
         if why is not None:
             return self._decline(rule, found, why)
         before, after = self._seconds(rule, found, traced, given)
         if not rule.always and after > _GAIN * before:
             text = f"{after * 1e6:.3g} us in place of {before * 1e6:.3g}"
             return self._decline(rule, found, f"it would not pay: {text}")
-        new = inline(traced, node, [v for v in given.values() if isinstance(v, fx.Node)])
+        new = inline(traced, node, nodes_of(given))
         for one in new:
             graphs.check_node(one)
         self.fired.append(
@@ -130,7 +131,7 @@ class Rewriter:
         self, rule: Rule, found: Match, traced: fx.GraphModule, given: Mapping[str, Any]
     ) -> tuple[float, float]:
         """Of the matched operations, and of what would replace them."""
-        inputs = [v for v in given.values() if isinstance(v, fx.Node)]
+        inputs = nodes_of(given)
         fixed = {p for p, v in zip(_placeholders(traced), inputs, strict=True) if v in self._constant}
         for node in traced.graph.nodes:
             if node.op == "call_function" and all(n in fixed for n in node.all_input_nodes):
@@ -150,22 +151,29 @@ class Rewriter:
         return before, after
 
 
+def nodes_of(given: Mapping[str, Any]) -> list[fx.Node]:
+    """The nodes among what variables stand for, those inside lists too, in order."""
+    leaves = _pytree.tree_leaves(dict(given))
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+
+
 def trace(function: Callable[..., Any], given: Mapping[str, Any]) -> fx.GraphModule | None:
     """The graph of a replacement, for nodes with fake values and for constants.
 
-    :returns: a normalized graph whose inputs are the nodes among ``given``, in order; None where the
+    :returns: a normalized graph whose inputs are :func:`nodes_of` what is given; None where the
         replacement says that it does not apply.
     """
-    nodes = {name: v for name, v in given.items() if isinstance(v, fx.Node)}
-    fixed = {name: v for name, v in given.items() if name not in nodes}
+    leaves, form = _pytree.tree_flatten(dict(given))
     refused = []
 
     def call(*args: Any) -> Any:
-        out = function(**dict(zip(nodes, args, strict=True)), **fixed)
+        filled = iter(args)
+        whole = [next(filled) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        out = function(**_pytree.tree_unflatten(whole, form))
         refused.extend([out] if out is NotImplemented else [])
         return args[0] if out is NotImplemented else out
 
-    values = [n.meta["val"] for n in nodes.values()]
+    values = [n.meta["val"] for n in nodes_of(given)]
     mode = next(v.fake_mode for v in values if isinstance(v, torch._subclasses.FakeTensor))
     with mode, torch.no_grad():
         traced = make_fx(call, pre_dispatch=True, tracing_mode="real")(*values)

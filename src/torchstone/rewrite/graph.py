@@ -133,6 +133,8 @@ def pure(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, Overload):
         return not isinstance(target, torch._ops.HigherOrderOperator)
+    if not target._schema.returns:
+        return False  # an assertion
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return not _draws(node) if not target._schema.is_mutable else False
     return not any(True for _ in _statistics(node))

@@ -18,13 +18,17 @@ from torchstone.recipe import FAMILIES, Rewrite
 from torchstone.records import Unsupported
 from torchstone.records.inventory import Peaks
 from torchstone.records.rewrites import Rewrites
-from torchstone.rewrite import cost, driver
+from torchstone.rewrite import constants, cost, driver
 from torchstone.rewrite import graph as graphs
 from torchstone.rewrite.families import PASSES, RULES, Pass
 from torchstone.rewrite.rule import Rule
 from torchstone.workload import Workload
 
 __all__ = ["Rewritten", "log", "rewrite", "rewrite_module", "rules_of"]
+
+
+_WORTH = 0.01
+"""Share of a program's time that rewrites must save for the program to be a candidate."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def rewrite_module(
     except compat.capture_errors() as error:
         return Unsupported(text=f"it cannot be one graph: {export.one_line(error)}")
     found, fired = log(program, step)
-    return (found, fired) if fired.fired else Unsupported(text="no rewrite pays on this program")
+    return (found, fired) if _pays(fired) else Unsupported(text="no rewrite pays on this program")
 
 
 def rewrite(program: ExportedProgram, step: Rewrite, workload: Workload) -> Rewritten | Unsupported:
@@ -75,12 +79,20 @@ def rewrite(program: ExportedProgram, step: Rewrite, workload: Workload) -> Rewr
     :raises BrokenGraphError: for a rule that makes another program of it.
     """
     module, found = log(program, step)
-    if not found.fired:
+    if not _pays(found):
         return Unsupported(text="no rewrite pays on this program")
     exported = export.export(workload, module)
     if isinstance(exported, export.Refused):
         return Unsupported(text=f"the rewritten program cannot be exported: {exported.reason}")
     return Rewritten(programs.reloaded(exported), found)
+
+
+def _pays(found: Rewrites) -> bool:
+    """Whether a program is worth trying: removals of what costs nothing are not worth a compilation.
+
+    Kernels are: only the whole shows whether they pay.
+    """
+    return found.saved >= _WORTH or any(one.family == "kernels" for one in found.fired)
 
 
 @cache
@@ -100,7 +112,11 @@ def log(program: ExportedProgram, step: Rewrite) -> tuple[fx.GraphModule, Rewrit
     module = graphs.of(program)
     weigher = cost.Weigher(_peaks(device), device)
     rewriter = driver.Rewriter(module, rules_of(step), weigher, passes_of(step))
+    program_s = weigher.seconds(module.graph.nodes, constants.constant(module).__contains__)
     rewriter.run()
     return module, Rewrites(
-        fired=tuple(rewriter.fired), declined=tuple(rewriter.declined.values()), folded=rewriter.folded
+        program_s=program_s,
+        fired=tuple(rewriter.fired),
+        declined=tuple(rewriter.declined.values()),
+        folded=rewriter.folded,
     )
