@@ -23,6 +23,7 @@ from torch.utils import _pytree
 from torchstone.records.rewrites import Declined, Firing
 from torchstone.rewrite import constants, cost
 from torchstone.rewrite import graph as graphs
+from torchstone.rewrite.memory import Memory, key_of
 from torchstone.rewrite.pattern import Match, match, variables
 from torchstone.rewrite.rule import Rule
 
@@ -46,6 +47,8 @@ class Rewriter:
     """What things take."""
     passes: Sequence[Callable[[fx.GraphModule], int]] = ()
     """What is done once no rule fires any more, before constants are folded."""
+    memory: Memory | None = None
+    """What was timed before; None where nothing is kept."""
     fired: list[Firing] = field(default_factory=list)
     """What was rewritten, in order."""
     declined: dict[tuple[str, ...], Declined] = field(default_factory=dict)
@@ -137,17 +140,24 @@ class Rewriter:
             if node.op == "call_function" and all(n in fixed for n in node.all_input_nodes):
                 fixed.add(node)
         if rule.measured:
-            return self._timed(found, traced, inputs, fixed)
+            return self._timed(rule, found, traced, fixed)
         before = self.weigher.seconds(found.nodes, self._constant.__contains__)
         return before, self.weigher.seconds(traced.graph.nodes, fixed.__contains__)
 
     def _timed(
-        self, found: Match, traced: fx.GraphModule, inputs: Sequence[fx.Node], fixed: set[fx.Node]
+        self, rule: Rule, found: Match, traced: fx.GraphModule, fixed: set[fx.Node]
     ) -> tuple[float, float]:
         device = self.weigher.device
+        inputs = nodes_of({name: found.bound[name] for name in variables(rule.pattern)})
+        key = key_of(rule.name, found.nodes, inputs, (device, len(fixed)))
+        known = self.memory.get(key) if self.memory is not None else None
+        if known is not None:
+            return known
         example = tuple(cost.random_like(v.meta["val"], device) for v in inputs)
         ahead = constants.ahead(traced, fixed, example)
         before, after = cost.stopwatch((_part(found, inputs), ahead), example, device)
+        if self.memory is not None:
+            self.memory.keep(key, (before, after))
         return before, after
 
 

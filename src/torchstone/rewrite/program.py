@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from torchstone import compat
+from torchstone import compat, settings
 from torchstone.bench import roofline
 from torchstone.capture import export
 from torchstone.capture import program as programs
@@ -21,6 +21,7 @@ from torchstone.records.rewrites import Rewrites
 from torchstone.rewrite import constants, cost, driver
 from torchstone.rewrite import graph as graphs
 from torchstone.rewrite.families import PASSES, RULES, Pass
+from torchstone.rewrite.memory import Memory
 from torchstone.rewrite.rule import Rule
 from torchstone.workload import Workload
 
@@ -111,7 +112,8 @@ def log(program: ExportedProgram, step: Rewrite) -> tuple[fx.GraphModule, Rewrit
     device = _device(program)
     module = graphs.of(program)
     weigher = cost.Weigher(_peaks(device), device)
-    rewriter = driver.Rewriter(module, rules_of(step), weigher, passes_of(step))
+    memory = Memory(settings.load().home / "rewrites.jsonl")
+    rewriter = driver.Rewriter(module, rules_of(step), weigher, passes_of(step), memory)
     program_s = weigher.seconds(module.graph.nodes, constants.constant(module).__contains__)
     rewriter.run()
     return module, Rewrites(
