@@ -32,7 +32,7 @@ elsewhere = pytest.mark.skipif(INTERPRETED, reason="the same without the interpr
 
 @outside
 def test_in_the_interpreter():
-    interpret(__file__, "-m", "not slow")
+    interpret(__file__)
 
 
 def numbers(shape, seed, spread=0, exponent=0):

@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-import torchstone
 from torchstone import recipe
+from torchstone import workload as workload_module
 from torchstone.capture import program as programs
+from torchstone.policy import Policy
 from torchstone.quantize.split import split
 from torchstone.records import VerdictEntry, Verified
+from torchstone.report.progress import QuietProgress
+from torchstone.run import Request, execute
 
 aten = torch.ops.aten
 LINEAR, MATMUL = "torchstone.split_linear.default", "torchstone.split_matmul.default"
@@ -172,14 +175,13 @@ def test_the_class_is_declared() -> None:
 @pytest.mark.slow
 def test_a_run_proves_them(tmp_path: Any) -> None:
     recipes = ("inductor + precision(bf16x3)", "inductor + rewrite(pooling) + precision(bf16x6)")
-    run = torchstone.optimize(
-        summed,
-        torch.randn(8, 64),
-        dims={"B": "1..32"},
-        shapes={"x": ["B", 64]},
-        recipes=recipes,
-        home=tmp_path,
+    workload = workload_module.from_objects(
+        summed, torch.randn(8, 64), dims={"B": "1..32"}, policy=Policy(), shapes={"x": ["B", 64]}
     )
+    request = Request(
+        workload=workload, recipes=tuple(map(recipe.parse, recipes)), home=tmp_path, until="verify"
+    )
+    run = execute(request, QuietProgress())
     for text in recipes:
         entry = run.store.get(f"verdict/{text}", VerdictEntry)
         assert entry is not None
