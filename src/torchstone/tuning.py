@@ -149,11 +149,8 @@ def execute(
 
     started = datetime.datetime.now(datetime.UTC)
     began = time.monotonic()
-    path = (
-        request.home
-        / "tunings"
-        / f"{store.slug(tunable.name)}-{started:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
-    )
+    name = f"{store.slug(tunable.name)}-{started:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
+    path = request.home / "tunings" / name
     with (
         Cache(request.home / "tuning") as cache,
         LiveMeasurer(tunable, request.policy, path / "work", lanes=request.lanes) as measurer,
@@ -192,27 +189,41 @@ def execute(
         finals = _finals(measurer, space.default(), found, request, cache, key)
     record = Tuning(
         key=key,
-        searcher=repr(request.searcher),
-        seed=request.seed,
-        budget_s=request.budget.seconds,
-        budget_measurements=request.budget.measurements,
-        origin=request.origin,
         started_at=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - began,
-        measurements=found.measurements,
-        known=found.known,
         siblings=sum(len(h.measurements) for h in siblings),
-        siblings_allowed=request.siblings,
-        stop=found.stop.code,
-        stop_text=found.stop.text,
-        regret=found.stop.regret,
         floor_s=floor_s,
         finals=finals,
         problems=tuple(cache.problems),
+        **_asked(request),
+        **_came_to(found),
         **_decision(finals, space.default()),
     )
     _write(record, path)
     return Tuned(record, path, tunable.build)
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    """What the record says of the request."""
+    return {
+        "searcher": repr(request.searcher),
+        "seed": request.seed,
+        "budget_s": request.budget.seconds,
+        "budget_measurements": request.budget.measurements,
+        "origin": request.origin,
+        "siblings_allowed": request.siblings,
+    }
+
+
+def _came_to(found: Found) -> dict[str, Any]:
+    """What the record says of the search."""
+    return {
+        "measurements": found.measurements,
+        "known": found.known,
+        "stop": found.stop.code,
+        "stop_text": found.stop.text,
+        "regret": found.stop.regret,
+    }
 
 
 def _finals(  # noqa: PLR0913

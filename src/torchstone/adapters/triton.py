@@ -337,7 +337,7 @@ class Autotuned(_Autotuner):  # type: ignore[misc] # Triton has no types
                 self.pre_hook(full)
             try:
                 self.fn.run(**full)
-            except Exception as error:
+            except Exception as error:  # the hook is told of whatever the launch raised, and it goes on
                 post_hook(full, exception=error)
                 raise
             post_hook(full, exception=None)

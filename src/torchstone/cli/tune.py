@@ -96,10 +96,9 @@ def command(  # noqa: PLR0913  a command's options are its parameters
         siblings=not no_siblings,
         origin=kernel,
     )
-    display = None
-    if not as_json:
-        goal = report.Goal(name=tunable.name, budget_s=seconds, most=measurements)
-        display = report.LiveTuning(goal, Console(stderr=True, force_terminal=False if ci else None))
+    goal = report.Goal(name=tunable.name, budget_s=seconds, most=measurements)
+    stderr = Console(stderr=True, force_terminal=False if ci else None)
+    display = None if as_json else report.LiveTuning(goal, stderr)
     try:
         tuned = execute(tunable, request, display=display)
     except KeyboardInterrupt:

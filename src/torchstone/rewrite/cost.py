@@ -50,7 +50,7 @@ class Weigher:
 
     def _kernel(self, kernel: Sequence[fx.Node]) -> float:
         inside = set(kernel)
-        given = {_source(n) for node in kernel for n in node.all_input_nodes} - inside
+        given = {graphs.origin(n) for node in kernel for n in node.all_input_nodes} - inside
         kept = [n for n in kernel if not n.users or any(u not in inside for u in _readers(n))]
         bytes_ = sum(moved.touched(t) for n in {*given, *kept} for t in _tensors(n))
         work, dtype = 0, "float32"
@@ -70,7 +70,7 @@ def _kernels(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     for node in nodes:
         if not _fusible(node):
             continue
-        for source in {_source(n) for n in node.all_input_nodes}:
+        for source in {graphs.origin(n) for n in node.all_input_nodes}:
             if source in group and _fusible(source) and group[source] is not group[node]:
                 merged = group[source] + group[node]
                 for one in merged:
@@ -97,13 +97,6 @@ _SWEEPS = frozenset(
     """.split()  # noqa: SIM905  one name a line would be a page
 )
 """Composite operations that a compiler fuses like their parts."""
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """What a chain of views looks at: views are no kernels."""
-    while node.op == "call_function" and graphs.is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

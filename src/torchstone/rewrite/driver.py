@@ -202,18 +202,11 @@ def _differs(traced: fx.GraphModule, node: fx.Node, inputs: Sequence[fx.Node]) -
     if [str(v) for v in made] != [str(v) for v in wanted]:
         return f"the replacement gives {made}, not {wanted}"
     places = dict(zip(_placeholders(traced), inputs, strict=True))
-    source = places.get(_source_of(out))
-    given = source is not None and _source_of(source).op != "call_function"
+    source = places.get(graphs.origin(out))
+    given = source is not None and graphs.origin(source).op != "call_function"
     if given and not graphs.is_view(node) and _returned(node):
         return "the program would return memory that it was given, in place of new memory"
     return None
-
-
-def _source_of(node: fx.Node) -> fx.Node:
-    """What a chain of views looks at."""
-    while node.op == "call_function" and graphs.is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _returned(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "is_view",
     "normalize",
     "of",
+    "origin",
     "pure",
     "results",
     "sweep",
@@ -168,12 +169,12 @@ def changed_state(graph: fx.Graph) -> set[str]:
                 for a, s in zip(node.args, schema, strict=False)
                 if s.alias_info and s.alias_info.is_write
             )
-            changed += [_origin(a) for a in written if isinstance(a, fx.Node)]
+            changed += [origin(a) for a in written if isinstance(a, fx.Node)]
         found |= {str(n.target) for n in changed if n.op == "get_attr"}
     return found
 
 
-def _origin(node: fx.Node) -> fx.Node:
+def origin(node: fx.Node) -> fx.Node:
     """What a chain of views looks at."""
     while node.op == "call_function" and is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]

@@ -106,10 +106,10 @@ def _written(node: fx.Node) -> bool:
 
 def _disturbed(found: Match) -> bool:
     """Whether an input is changed in place between the first of the operations and the root."""
-    inputs = {_memory(v) for v in found.bound.values() if isinstance(v, fx.Node)}
+    inputs = {graphs.origin(v) for v in found.bound.values() if isinstance(v, fx.Node)}
     todo, node = set(found.nodes[1:]), found.root.prev
     while todo:
-        if _mutable(node) and not inputs.isdisjoint(map(_memory, node.all_input_nodes)):
+        if _mutable(node) and not inputs.isdisjoint(map(graphs.origin, node.all_input_nodes)):
             return True
         todo.discard(node)
         node = node.prev
@@ -122,13 +122,6 @@ def _mutable(node: fx.Node) -> bool:
 
 def _is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and graphs.is_view(node)
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    """What a chain of views looks at."""
-    while _is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _users(node: fx.Node) -> list[fx.Node]:
