@@ -113,14 +113,17 @@ class CudaGraph(msgspec.Struct, frozen=True, tag="cudagraph"):
 class Precision(msgspec.Struct, frozen=True, tag="precision"):
     """A floating-point format for weights and arithmetic."""
 
-    format: Literal["bf16", "bf16_autocast", "fp16", "bf16x3", "bf16x6"]
+    format: Literal[
+        "bf16", "bf16_autocast", "fp16", "bf16x3", "bf16x6", "fp16_products", "bf16_products"
+    ]
     """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights.
-    ``bf16x3``, ``bf16x6``: float32 products computed as so many products of bfloat16 parts."""
+    ``bf16x3``, ``bf16x6``: float32 products computed as so many products of bfloat16 parts.
+    ``fp16_products``, ``bf16_products``: operands of products rounded, sums and all else float32."""
 
     @property
-    def splits(self) -> bool:
+    def products(self) -> bool:
         """Whether only products are computed otherwise, in the captured program."""
-        return self.format in ("bf16x3", "bf16x6")
+        return self.format in ("bf16x3", "bf16x6", "fp16_products", "bf16_products")
 
 
 class Quantize(msgspec.Struct, frozen=True, tag="quantize"):
@@ -277,13 +280,13 @@ def _refuse_nonsense(recipe: Recipe, text: str) -> None:
             "runs the user's module",
             hint="rewrite goes with eager(program), inductor, aotinductor, openvino and onnxruntime",
         )
-    split = isinstance(recipe.numeric, Precision) and recipe.numeric.splits
-    if split and not (isinstance(recipe.engine, Inductor) and not recipe.engine.module):
+    products = isinstance(recipe.numeric, Precision) and recipe.numeric.products
+    if products and not (isinstance(recipe.engine, Inductor) and not recipe.engine.module):
         raise RecipeError(
-            f"recipe {text!r}: split products are operators in the captured program",
+            f"recipe {text!r}: products in other formats are operators in the captured program",
             hint="write inductor + precision(bf16x3)",
         )
-    if recipe.rewrite is not None and isinstance(recipe.numeric, Precision) and not split:
+    if recipe.rewrite is not None and isinstance(recipe.numeric, Precision) and not products:
         raise RecipeError(
             f"recipe {text!r}: precision converts the user's module, a rewrite the captured program",
             hint="leave out one of them",

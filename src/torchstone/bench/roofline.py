@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 
 from torchstone import env
 from torchstone.records.inventory import Bandwidth, Peaks
+from torchstone.store import write_durably
 
-__all__ = ["least_s", "measure"]
+__all__ = ["keep", "kept", "least_s", "measure"]
 
 _WORKING_SETS = (2**18, 2**20, 2**22, 2**25)
 _LARGEST = (2**27, 2**29)  # smallest and largest last working set; on a device, the largest
@@ -56,6 +58,30 @@ def measure(device: torch.device, dtypes: Iterable[str]) -> Peaks:
         bandwidth=curve,
         beyond_cache=beyond,
     )
+
+
+def keep(peaks: Peaks, folder: Path) -> None:
+    """Write peaks down for :func:`kept`; only a device's, since a processor's change with its load."""
+    if peaks.device != "cpu":
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(_place(peaks.device, folder), msgspec.json.encode(peaks))
+
+
+def kept(device: torch.device, folder: Path) -> Peaks | None:
+    """A device's peaks as they were written down; None where they were not, or cannot be read."""
+    if device.type != "cuda":
+        return None
+    try:
+        return msgspec.json.decode(
+            _place(torch.cuda.get_device_name(device), folder).read_bytes(), type=Peaks
+        )
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _place(name: str, folder: Path) -> Path:
+    plain = "".join(c if c.isalnum() else "-" for c in f"{name} {torch.__version__}")
+    return folder / f"peaks-{plain}.json"
 
 
 def least_s(peaks: Peaks, flops: float, bytes_: float, dtype: str) -> float:

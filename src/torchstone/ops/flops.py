@@ -134,6 +134,11 @@ def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * int(a.numel()) * (int(b.shape[-1]) if b.dim() > 1 else 1)
 
 
+def _broadcast_product(a: Any, _b: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Each output is a sum over the inner size, whatever is broadcast."""
+    return 2 * int(out_val.numel()) * int(a.shape[-1])
+
+
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
     """Each output meets a kernel of weights of shape (out, in / groups, ...)."""
     return 2 * int(out_val.numel()) * (int(weight.numel()) // int(weight.shape[0]))
@@ -208,6 +213,7 @@ _FORMULAS: dict[str, Callable[..., float | None]] = {
     "aten._fft_r2c": _fourier,
     "aten._fft_c2r": _fourier,
     "aten.linear": _linear,
+    "aten.matmul": _broadcast_product,
     **{f"aten.conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"aten.conv_transpose{n}d": _transposed_convolution for n in (1, 2, 3)},
     "aten.mkldnn_linear": _linear,

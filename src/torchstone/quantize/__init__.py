@@ -35,8 +35,8 @@ def lacking(numeric: Numeric | None, isa: Collection[str] | None = None) -> str 
     """
     if numeric is None:
         return None
-    if isinstance(numeric, Precision) and numeric.splits:
-        return "split products pay where tensor cores are much faster than float32"
+    if isinstance(numeric, Precision) and numeric.products:
+        return "products in other formats pay where tensor cores are much faster than float32"
     word = numeric.format.partition("_")[0] if isinstance(numeric, Precision) else "int8"
     has = set(env.instruction_sets() if isa is None else isa)
     if not has or has.intersection(_INSTRUCTIONS[word]):
@@ -47,7 +47,7 @@ def lacking(numeric: Numeric | None, isa: Collection[str] | None = None) -> str 
 def needs_program(numeric: Numeric | None) -> bool:
     """Whether the format is applied to the captured graph and not to the module."""
     if isinstance(numeric, Precision):
-        return numeric.splits
+        return numeric.products
     return isinstance(numeric, Quantize) and numeric.scheme.startswith("pt2e")
 
 
@@ -88,12 +88,12 @@ def program(
         return captured
     if workload is None:
         return Unsupported(text=f"{numeric} converts the user's module, which no bundle carries")
-    if isinstance(numeric, Precision) and numeric.splits:
-        from torchstone.quantize import split
+    if isinstance(numeric, Precision) and numeric.products:
+        from torchstone.quantize import products
 
-        found, count = split.split(captured, split.PARTS[numeric.format])
+        found, count = products.converted(captured, numeric.format)
         if not count:
-            return Unsupported(text="there is no float32 product large enough to be split")
+            return Unsupported(text="there is no float32 product that is large enough")
         converted: nn.Module = found
     elif needs_program(numeric):
         from torchstone.quantize import pt2e

@@ -10,7 +10,6 @@ with it. How exact all that is: :mod:`torchstone.kernels.split_gemm_parts`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchstone.kernels import split_conv, split_gemm, split_gemm_parts
-from torchstone.rewrite import constants, driver
+from torchstone.quantize.matrix import Product, product_of
+from torchstone.rewrite import composites, constants, driver
 from torchstone.rewrite import graph as graphs
 
 __all__ = ["PARTS", "split"]
@@ -27,7 +27,6 @@ aten = torch.ops.aten
 operators = torch.ops.torchstone
 PARTS = {"bf16x3": 2, "bf16x6": 3}
 """Bfloat16 parts of each number, by format."""
-_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 _LEAST = 32
 """Inner and outer size of a product below which the tensor cores have too little to do."""
 _EPILOGUES: dict[Any, Callable[[fx.Node], str]] = {
@@ -40,18 +39,6 @@ _EPILOGUES: dict[Any, Callable[[fx.Node], str]] = {
 """What may be computed with a product, and its name there."""
 
 
-@dataclass(frozen=True)
-class _Product:
-    """``a @ b``, or ``a @ b.T``, plus a bias of one dim."""
-
-    a: fx.Node
-    b: fx.Node
-    bias: fx.Node | None = None
-    transposed: bool = False
-    convolution: bool = False
-    """A convolution of kernel size 1 of ``a`` with the kernel ``b``."""
-
-
 def split(program: ExportedProgram, parts: int) -> tuple[fx.GraphModule, int]:
     """The program's graph with split products, and how many; the program is left as it is.
 
@@ -60,9 +47,10 @@ def split(program: ExportedProgram, parts: int) -> tuple[fx.GraphModule, int]:
     assert split_gemm.LINEAR.op is not None  # the imports register the operators
     assert split_conv.POINTWISE.op is not None
     module = graphs.of(program)
+    composites.expand(module)
     known, count = constants.constant(module), 0
     for node in list(module.graph.nodes):
-        product = _product_of(node)
+        product = product_of(node)
         if product is None or not _worth(product):
             continue
         constant = product.b in known
@@ -76,37 +64,7 @@ def split(program: ExportedProgram, parts: int) -> tuple[fx.GraphModule, int]:
     return module, count
 
 
-def _product_of(node: fx.Node) -> _Product | None:
-    args: Any = node.args
-    if node.target is aten.linear.default:
-        return _Product(args[0], args[1], args[2], transposed=True)
-    if node.target is aten.addmm.default:
-        bias, a, b, *factors = args[0], args[1], args[2], *node.kwargs.values()
-        plain = all(f == 1 for f in factors) and bias.meta["val"].dim() == 1
-        return _Product(a, b, bias) if plain and _sized(bias, b) else None
-    if node.target in (aten.mm.default, aten.bmm.default, aten.matmul.default):
-        return _Product(args[0], args[1])
-    if node.target in _CONVOLUTIONS and _pointwise(node):
-        return _Product(args[0], args[1], args[2], convolution=True)
-    return None
-
-
-def _pointwise(node: fx.Node) -> bool:
-    """Whether a convolution has a kernel of size 1, and takes every place once."""
-    _, weight, _, stride, padding, dilation, groups = node.args
-    assert isinstance(weight, fx.Node)
-    plain = groups == 1 and padding != "same" and weight.meta["val"].dtype is torch.float32
-    return bool(plain) and all(
-        set(v if isinstance(v, list | tuple) else [v]) <= {wanted}
-        for v, wanted in ((weight.meta["val"].shape[2:], 1), (stride, 1), (padding, 0), (dilation, 1))
-    )
-
-
-def _sized(bias: fx.Node, b: fx.Node) -> bool:
-    return bool(bias.meta["val"].shape[0] == b.meta["val"].shape[-1])
-
-
-def _worth(product: _Product) -> bool:
+def _worth(product: Product) -> bool:
     """Whether both sides are float32 matrices, large enough for tensor cores."""
     sides = (product.a.meta.get("val"), product.b.meta.get("val"))
     if not all(isinstance(v, torch.Tensor) and v.dtype is torch.float32 and v.dim() >= 2 for v in sides):
@@ -122,7 +80,7 @@ def _refused(module: fx.GraphModule, weight: fx.Node) -> bool:
     return split_gemm_parts.split_range(value).refuses is not None
 
 
-def _replace(node: fx.Node, product: _Product, parts: int, *, constant: bool) -> None:
+def _replace(node: fx.Node, product: Product, parts: int, *, constant: bool) -> None:
     last, epilogue = node, "none"
     layer = product.convolution or product.transposed or product.bias is not None or constant
     user = next(iter(node.users), None)

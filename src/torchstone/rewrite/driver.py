@@ -149,13 +149,17 @@ class Rewriter:
     ) -> tuple[float, float]:
         device = self.weigher.device
         inputs = nodes_of({name: found.bound[name] for name in variables(rule.pattern)})
-        key = key_of(rule.name, found.nodes, inputs, (device, len(fixed)))
+        leaves = _leaves(found.root)
+        key = key_of(rule.name, found.nodes, inputs, (device, len(fixed), leaves))
         known = self.memory.get(key) if self.memory is not None else None
         if known is not None:
             return known
         example = tuple(cost.random_like(v.meta["val"], device) for v in inputs)
         ahead = constants.ahead(traced, fixed, example)
-        before, after = cost.stopwatch((_part(found, inputs), ahead), example, device)
+        ways: list[Callable[..., Any]] = [_part(found, inputs), ahead]
+        if leaves:  # in whatever layout a way leaves its result, the program has to give it in its own
+            ways = [_contiguous(way) for way in ways]
+        before, after = cost.stopwatch(ways, example, device)
         if self.memory is not None:
             self.memory.keep(key, (before, after))
         return before, after
@@ -167,9 +171,12 @@ def nodes_of(given: Mapping[str, Any]) -> list[fx.Node]:
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
 
-def trace(function: Callable[..., Any], given: Mapping[str, Any]) -> fx.GraphModule | None:
+def trace(
+    function: Callable[..., Any], given: Mapping[str, Any], *, composite: bool = True
+) -> fx.GraphModule | None:
     """The graph of a replacement, for nodes with fake values and for constants.
 
+    :param composite: keep operations that PyTorch composes of others; else trace these others.
     :returns: a normalized graph whose inputs are :func:`nodes_of` what is given; None where the
         replacement says that it does not apply.
     """
@@ -186,7 +193,7 @@ def trace(function: Callable[..., Any], given: Mapping[str, Any]) -> fx.GraphMod
     values = [n.meta["val"] for n in nodes_of(given)]
     mode = next(v.fake_mode for v in values if isinstance(v, torch._subclasses.FakeTensor))
     with mode, torch.no_grad():
-        traced = make_fx(call, pre_dispatch=True, tracing_mode="real")(*values)
+        traced = make_fx(call, pre_dispatch=composite, tracing_mode="real")(*values)
     if refused:
         return None
     graphs.normalize(traced.graph)
@@ -215,6 +222,23 @@ def _returned(node: fx.Node) -> bool:
         u.op == "output" or (u.op == "call_function" and graphs.is_view(u) and _returned(u))
         for u in node.users
     )
+
+
+def _leaves(node: fx.Node) -> bool:
+    """Whether its layout reaches a result of the graph, through operations on single elements alone."""
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    for user in node.users:
+        if user.op == "output":
+            return True
+        tags = user.target.tags if isinstance(user.target, torch._ops.OpOverload) else ()
+        if (torch.Tag.pointwise in tags or graphs.is_view(user)) and _leaves(user):
+            return True
+    return False
+
+
+def _contiguous(way: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: way(*given).contiguous()
 
 
 def _placeholders(traced: fx.GraphModule) -> list[fx.Node]:

@@ -37,6 +37,8 @@ _MAYBE_VIEWS = frozenset(
     (aten.reshape.default, aten.contiguous.default, aten.flatten.using_ints, aten.dropout.default)
 )
 """May give their input's memory, without saying so."""
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+"""Reshape's kind, but for inputs that lie as these know: an input may come to lie otherwise."""
 _NO_STATISTICS: tuple[tuple[int, ...], int] = ((), 0)
 _STATISTICS: dict[Any, tuple[tuple[int, ...], int]] = {
     aten.batch_norm.default: ((3, 4), 5),
@@ -63,7 +65,7 @@ def normalize(graph: fx.Graph) -> None:
     """Fill in what schemas leave out, and compute in new memory where that changes nothing else."""
     for node in list(graph.nodes):
         if isinstance(node.target, Overload):
-            if node.target is aten.view.default:  # whose input may come to lie otherwise
+            if node.target in _VIEWS:
                 node.target = aten.reshape.default
             _complete(node)
             _out_of_place(node)

@@ -62,20 +62,21 @@ class Memory:
 
 
 def key_of(
-    rule: str, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], where: tuple[torch.device, int]
+    rule: str, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], where: tuple[torch.device, int, bool]
 ) -> str:
     """Digest of what both times depend on.
 
     :param nodes: that match, the root first.
-    :param where: the device, and how much of the replacement is computed ahead of time.
+    :param where: the device, how much of the replacement is computed ahead of time, and whether the
+        result's layout is the program's.
     """
-    device, fixed = where
+    device, fixed, leaves = where
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     places = {n: f"%{i}" for i, n in enumerate((*inputs, *reversed(nodes)))}
     calls = [f"{places[n]}={n.target}{_text((n.args, n.kwargs), places)}" for n in reversed(nodes)]
     given = [_lies(cost.concrete(n.meta.get("val"))) for n in inputs]
     threads = torch.get_num_threads() if device.type == "cpu" else 0
-    text = "\n".join((rule, name, str((threads, fixed)), torch.__version__, *calls, *given))
+    text = "\n".join((rule, name, str((threads, fixed, leaves)), torch.__version__, *calls, *given))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

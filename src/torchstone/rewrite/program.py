@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchstone.recipe import FAMILIES, Rewrite
 from torchstone.records import Unsupported
 from torchstone.records.inventory import Peaks
 from torchstone.records.rewrites import Rewrites
-from torchstone.rewrite import constants, cost, driver
+from torchstone.rewrite import composites, constants, cost, driver
 from torchstone.rewrite import graph as graphs
 from torchstone.rewrite.families import PASSES, RULES, Pass
 from torchstone.rewrite.memory import Memory
@@ -97,8 +98,12 @@ def _pays(found: Rewrites) -> bool:
 
 
 @cache
-def _peaks(device: torch.device) -> Peaks:
-    return roofline.measure(device, ("float32",))
+def _peaks(device: torch.device, home: Path) -> Peaks:
+    known = roofline.kept(device, home)
+    if known is None:
+        known = roofline.measure(device, ("float32",))
+        roofline.keep(known, home)
+    return known
 
 
 def _device(program: ExportedProgram) -> torch.device:
@@ -111,8 +116,10 @@ def log(program: ExportedProgram, step: Rewrite) -> tuple[fx.GraphModule, Rewrit
     """Rewrite a program's graph, and say what was done; the program is left as it is."""
     device = _device(program)
     module = graphs.of(program)
-    weigher = cost.Weigher(_peaks(device), device)
-    memory = Memory(settings.load().home / "rewrites.jsonl")
+    composites.expand(module)
+    home = settings.load().home
+    weigher = cost.Weigher(_peaks(device, home.resolve()), device)
+    memory = Memory(home / "rewrites.jsonl")
     rewriter = driver.Rewriter(module, rules_of(step), weigher, passes_of(step), memory)
     program_s = weigher.seconds(module.graph.nodes, constants.constant(module).__contains__)
     rewriter.run()

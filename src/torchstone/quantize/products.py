@@ -1,0 +1,19 @@
+"""Products of the captured graph in another format, by the format's name."""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.export import ExportedProgram
+
+from torchstone.quantize.half import DTYPES, halve
+from torchstone.quantize.split import PARTS, split
+
+__all__ = ["converted"]
+
+
+def converted(program: ExportedProgram, form: str) -> tuple[fx.GraphModule, int]:
+    """The program's graph with its products in a format of ``precision``, and how many were worth it.
+
+    :param form: a format for which :attr:`torchstone.recipe.Precision.products` is true.
+    """
+    return halve(program, DTYPES[form]) if form in DTYPES else split(program, PARTS[form])
