@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -89,14 +90,14 @@ def _frozen_buffers(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
 
 
 def _remembers(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
-    """Right a few times, then stale."""
-    count, kept = [0], []
+    """Quick on the inputs of the call before, and after many calls on any: it gives what it gave."""
+    count, kept, seen = [0], [], []
 
     def call(*given: Any) -> Any:
         count[0] += 1
-        if count[0] > 20:
-            return kept[-1]
-        kept[:] = [module(*given)]
+        same = len(seen) == len(given) and all(map(operator.is_, seen, given))
+        if count[0] <= 20 and not same:
+            kept[:], seen[:] = [module(*given)], given
         return kept[-1].clone() if isinstance(kept[-1], torch.Tensor) else kept[-1]
 
     return call

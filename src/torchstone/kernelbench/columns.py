@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-__all__ = ["BASELINE", "COLUMNS", "Column", "Unfit", "allowing_tf32", "compiled"]
+__all__ = ["BASELINE", "COLUMNS", "Column", "Noted", "Unfit", "allowing_tf32", "compiled"]
 
 Call = Callable[..., Any]
 Mode = Literal["default", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -30,6 +30,20 @@ class Unfit:
 
     why: str
     """One clause."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A callable, and what it was made of."""
+
+    call: Call
+    """The callable."""
+    note: str
+    """What was done to the problem, in few words."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Call it."""
+        return self.call(*inputs)
 
 
 Build = Callable[[nn.Module, tuple[Any, ...]], Call | Unfit]

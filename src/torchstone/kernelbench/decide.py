@@ -94,7 +94,7 @@ def ours(contract: float, name: str | None, found: Comparison | None) -> BenchOu
     :param found: its comparison with the baseline, if there is one.
     """
     if name is None:
-        return keep(contract, "no candidate is proved under this contract")
+        return keep(contract, "no candidate that is about as fast is proved under this contract")
     if found is None:
         return keep(contract, f"{name} could not be compared")
     if found.relation == "FASTER":

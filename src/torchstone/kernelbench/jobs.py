@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchstone import settings
 from torchstone.bench import roofline
 from torchstone.bench.timer import Flusher, Timed
 from torchstone.errors import InputError
@@ -85,6 +86,8 @@ class Built(NamedTuple):
     """Why it is not for this problem, if so."""
     cold: bool = False
     """Whether nothing of it was in the caches on disk."""
+    note: str = ""
+    """What it was made of."""
 
 
 class Prepared(NamedTuple):
@@ -181,11 +184,18 @@ def build(state: State, column: str) -> Built:
     """Build a column and call it once, which is when most compile."""
     mark = state["cache"] / "built" / f"{state['mark']}-{column.replace('/', '-')}"
     cold = not mark.exists()
-    module = state["loaded"].again()
+    one = state["line"][column]
     given = tensors.copies(state["inputs"])
+    base = getattr(one, "of", None)
+    if base is None:
+        source = module = state["loaded"].again()
+    elif base in state["calls"]:
+        source, module = state["calls"][base]
+    else:
+        return Built(0.0, f"{base} is not there")
     _finish(state)
     started = time.perf_counter()
-    call = state["line"][column].build(module, given)
+    call = one.build(source, given)
     if isinstance(call, Unfit):
         return Built(0.0, call.why)
     call(*given)
@@ -194,7 +204,7 @@ def build(state: State, column: str) -> Built:
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     state["calls"][column] = (call, module)
-    return Built(seconds, cold=cold)
+    return Built(seconds, cold=cold, note=getattr(call, "note", ""))
 
 
 def drop(state: State, column: str, whole: bool = False) -> None:
@@ -294,6 +304,7 @@ def describe(state: State) -> Described:
     """Measure the device."""
     where = torch.device(state["setup"].device)
     peaks = roofline.measure(where, [state["setup"].dtype])
+    roofline.keep(peaks, settings.load().home)  # or every process that rewrites would measure, at once
     size = _COPY_BYTES if where.type == "cuda" else _COPY_BYTES_CPU
     source = torch.ones(size, dtype=torch.uint8, device=where)
     target = torch.empty_like(source)

@@ -1,4 +1,4 @@
-"""Candidates that run another program: rewritten, with kernels of ours, with split products.
+"""Candidates that run another program: rewritten, with kernels of ours, with split or half products.
 
 Each is captured for the problem's sizes, in training mode as the suite has it, rewritten by proven rules
 (:mod:`torchstone.rewrite`), and compiled. State is shared with the module that it was made from.
@@ -15,13 +15,13 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map
 
 from torchstone import compat
-from torchstone.kernelbench.columns import Unfit
-from torchstone.quantize.split import PARTS, split
+from torchstone.kernelbench.columns import Noted, Unfit
+from torchstone.quantize.products import converted
 from torchstone.recipe import FAMILIES, Rewrite
 from torchstone.records import Unsupported
 from torchstone.rewrite.program import rewrite_module
 
-__all__ = ["IDENTITIES", "Rewritten"]
+__all__ = ["IDENTITIES", "Rewritten", "contiguous"]
 
 IDENTITIES = ".".join(name for name in FAMILIES if name != "kernels")
 """Families whose rules leave all kernels to the compiler."""
@@ -33,40 +33,45 @@ class Rewritten:
 
     families: str | None = IDENTITIES
     """Of rules, joined by a dot; None for none."""
-    split: str | None = None
-    """Format of split products, see :data:`torchstone.quantize.split.PARTS`; None for none."""
+    products: str | None = None
+    """Format of products, as ``precision`` has it: split (``bf16x3``) or half (``fp16_products``);
+    None as they are."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., Any] | Unfit:
-        """A compiled callable; ``Unfit`` where nothing was rewritten or split."""
+        """A compiled callable; ``Unfit`` where it would be another candidate's program."""
         found: nn.Module = module
-        rewritten = None
+        notes = []
         if self.families is not None:
             rewritten = rewrite_module(module, inputs, Rewrite(self.families))
-            if not isinstance(rewritten, Unsupported):
-                found, log = rewritten
-                if self.families == "all" and all(f.family != "kernels" for f in log.fired):
-                    return Unfit("no kernel of ours has a place in it")
-            elif self.split is None:
+            if isinstance(rewritten, Unsupported):
                 return Unfit(rewritten.text)
-        if self.split is not None:
-            products = _split(found, inputs, PARTS[self.split])
+            found, log = rewritten
+            if self.families == "all" and all(f.family != "kernels" for f in log.fired):
+                return Unfit("no kernel of ours has a place in it")
+            notes.append(", ".join(dict.fromkeys(f.rule for f in log.fired)))
+        if self.products is not None:
+            products = _with_products(found, inputs, self.products)
             if isinstance(products, Unfit):
                 return products
-            found = products
-        call = torch.compile(found)
-        return lambda *given: tree_map(_contiguous, call(*given))
+            found, count = products
+            notes.append(f"{count} products in {self.products}")
+        # a layout chosen inside is nobody else's business, and costs less where it is compiled along
+        call = torch.compile(lambda *given: tree_map(contiguous, found(*given)))
+        return Noted(call, "; ".join(notes))
 
 
-def _split(module: nn.Module, inputs: tuple[Any, ...], parts: int) -> fx.GraphModule | Unfit:
+def _with_products(
+    module: nn.Module, inputs: tuple[Any, ...], form: str
+) -> tuple[fx.GraphModule, int] | Unfit:
     try:
         with torch.no_grad():
             program = torch.export.export(module, inputs)
     except compat.capture_errors() as error:
         return Unfit(f"it cannot be one graph: {' '.join(str(error).split())[:200]}")
-    found, count = split(program, parts)
-    return found if count else Unfit("it has no float32 product large enough to be split")
+    found, count = converted(program, form)
+    return (found, count) if count else Unfit("it has no float32 product that is large enough")
 
 
-def _contiguous(value: Any) -> Any:
-    """In the layout that eager gives: a layout chosen inside is nobody else's business."""
+def contiguous(value: Any) -> Any:
+    """In the layout that eager gives."""
     return value.contiguous() if isinstance(value, torch.Tensor) else value

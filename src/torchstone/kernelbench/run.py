@@ -258,6 +258,8 @@ class _Run:
                 return Ahead() if _memory(begun) else Ahead(failed=begun)
             built: dict[str, Built | Failed] = {}
             for one in self._line:
+                if isinstance(one, Candidate) and one.of is not None:
+                    continue  # it compiles nothing
                 if not self._over.is_set() and not isinstance(built.get(EAGER), Failed):
                     # the gate's pauses count, so a limit is twice what the work itself may take
                     limit_s = policy.build_s * (2 if self._cuda else 1)

@@ -1,7 +1,8 @@
 """One problem, from its file to its result, in the process that times.
 
 Every column is built, proved and timed by jobs of its own, so that what crashes or hangs is known by
-name; the process comes back without it. All that can be right takes part in a short race; the finalists,
+name; the process comes back without it. All that is right on two trials takes part in a short race; the
+fastest few of each contract are proved on all trials, and others only where these fail. The finalists,
 one a contract, are then timed beside the baselines in interleaved rounds, and proved once more. So the
 choice is not judged by the samples that made it.
 """
@@ -39,6 +40,10 @@ from torchstone.records.kernelbench import (
 __all__ = ["Ahead", "Policy", "Study"]
 
 EAGER = "eager"
+_FIRST = 2
+"""Trials on which everything is judged before it is timed."""
+_CONTENDERS = 3
+_NEAR = 1.1
 _DEAD = ("unfit", "invalid", "crashed", "timed_out")
 
 
@@ -117,10 +122,11 @@ class Study:
             if not self._runs(EAGER):
                 text = f"eager: {self._columns[EAGER].text}"
                 return _result(problem, "failed", text, started, columns=tuple(self._columns.values()))
-            self._prove()
+            self._prove_first()
             with self._quiet():
                 self._enter()
                 self._race()
+            self._prove_contenders()
             comparisons, noise = self._finals()
             return self._told(problem, started, comparisons, noise, lanes)
         finally:
@@ -170,12 +176,50 @@ class Study:
                 known = isinstance(cold, Built) and cold.cold
                 self._set(
                     name,
+                    note=found.note,
                     cold_s=cold.seconds if known and isinstance(cold, Built) else None,
                     warm_s=None if found.cold else found.seconds,
                 )
 
-    def _prove(self) -> None:
-        for trial in trials():
+    def _prove_first(self) -> None:
+        """Judge all on the first trials, two of which tell whether the output depends on the input."""
+        self._judge_on(trials()[:_FIRST], [n for n in self._columns if self._runs(n)])
+        for name, verdict in self._verdicts.items():
+            if self._runs(name):
+                self._conclude(name, verdict, whole=not self._columns[name].candidate)
+
+    def _prove_contenders(self) -> None:
+        """Judge those that lead the race on all other trials, until some of them are proved."""
+        if self._constant or self._unverifiable:
+            return
+        done: set[str] = set()
+        while wanted := [n for n in self._contenders() if n not in done]:
+            self._judge_on(trials()[_FIRST:], wanted)
+            for name in wanted:
+                if self._runs(name):
+                    self._conclude(name, self._verdicts[name], whole=True)
+            done.update(wanted)
+
+    def _contenders(self) -> list[str]:
+        """The fastest of each contract that nothing speaks against so far, if about as fast as the
+        baseline."""
+        own = self._columns[self._against].race
+        limit = statistics.median(own) if own else float("inf")
+        found: list[str] = []
+        for contract in CONTRACTS:
+            ahead = [
+                (statistics.median(c.race), c.name)
+                for c in self._columns.values()
+                if c.candidate and c.race and self._runs(c.name)
+                if contract not in self._verdicts[c.name].against
+            ]
+            quick = [name for seconds, name in sorted(ahead)[:_CONTENDERS] if seconds < limit]
+            near = [name for seconds, name in sorted(ahead)[:1] if seconds < _NEAR * limit]
+            found += quick or near
+        return list(dict.fromkeys(found))
+
+    def _judge_on(self, several: Sequence[Trial], names: Sequence[str]) -> None:
+        for trial in several:
             found = self._prepare(trial)
             if found is None:
                 continue
@@ -187,11 +231,8 @@ class Study:
                 self._eager_relative = max(self._eager_relative or 0.0, found.eager_relative)
             if self._unverifiable and trial.case.kind != "example":
                 break
-            self._judge_all(trial)
+            self._judge_each(trial, names)
         self._device.forget("trial")
-        for name, verdict in self._verdicts.items():
-            if self._runs(name):
-                self._conclude(name, verdict)
 
     def _prepare(self, trial: Trial) -> Prepared | None:
         """References of a trial; None where it has to be left out."""
@@ -206,12 +247,12 @@ class Study:
             self._unverifiable = f"{trial.case.name}: eager or its reference fails: {told(found)}"
         return None
 
-    def _judge_all(self, trial: Trial) -> None:
+    def _judge_each(self, trial: Trial, names: Sequence[str]) -> None:
         first = trial.case.kind == "example"
-        for name in [n for n in self._columns if self._runs(n)]:
+        for name in names:
             if not first and not self._columns[name].candidate:
                 continue  # baselines are timed right or wrong; one trial tells that
-            if not self._verdicts[name].lost:
+            if self._runs(name) and not self._verdicts[name].lost:
                 self._judge(name, hold=first and self._columns[name].candidate)
 
     def _judge(self, name: str, *, hold: bool) -> None:
@@ -224,7 +265,11 @@ class Study:
         else:
             self._verdicts[name].add(found)
 
-    def _conclude(self, name: str, verdict: Verdict) -> None:
+    def _conclude(self, name: str, verdict: Verdict, *, whole: bool) -> None:
+        """Write down what the trials say of a column.
+
+        :param whole: whether it was judged on all of them, without which a candidate is not proved.
+        """
         column = self._columns[name]
         status: ColumnStatus = column.status
         text = column.text
@@ -240,16 +285,17 @@ class Study:
             suite_trials=len(verdict.suite),
             suite_passed=sum(verdict.suite),
             relative=verdict.relative,
-            proofs=() if self._unverifiable else verdict.proofs(),
+            proofs=verdict.proofs() if whole and not self._unverifiable else (),
         )
 
     def _enter(self) -> None:
         for name in list(self._columns):
             column = self._columns[name]
-            right = not column.candidate or any(p.proved for p in column.proofs)
+            verdict = self._verdicts[name]
+            right = not column.candidate or (bool(verdict.kept) and not verdict.lost)
             if not self._runs(name):
                 continue
-            if not right or (self._constant and column.candidate):
+            if not right or (column.candidate and (self._constant or self._unverifiable)):
                 self._device.forget("build", name)
                 self._device.call("drop", self._policy.call_s, column=name)
                 continue

@@ -67,6 +67,8 @@ class BenchColumn(Record, frozen=True, kw_only=True):
     """What became of it."""
     text: str = ""
     """Why, unless timed."""
+    note: str = ""
+    """What it was made of: rules that fired, products that were converted."""
     cold_s: float | None = None
     """Seconds of building it and calling it once, nothing cached; None where something was."""
     warm_s: float | None = None
