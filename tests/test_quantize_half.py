@@ -62,6 +62,7 @@ CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "linear": (LINEAR, (torch.randn(128, 128),)),
     "matmul": (Of(lambda _, a, b: a @ b), (torch.randn(2, 96, 128), torch.randn(2, 128, 96))),
     "broadcast": (Of(lambda _, a, b: a @ b), (torch.randn(3, 2, 96, 96), torch.randn(96, 96))),
+    "odd sizes": (Of(lambda _, a, b: a @ b), (torch.randn(99, 101), torch.randn(101, 97))),
     "bmm": (Of(lambda _, a, b: torch.bmm(a, b)), (torch.randn(2, 96, 96), torch.randn(2, 96, 96))),
     "addmm": (
         Of(lambda _, b, x, w: torch.addmm(b, x, w)),

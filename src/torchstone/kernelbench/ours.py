@@ -98,6 +98,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate("rewrite with kernels", 1e-4, Rewritten("all"), tunes=True),
     Candidate("bf16x3", 1e-4, Rewritten(None, "bf16x3")),
     Candidate("rewrite + bf16x3", 1e-4, Rewritten(IDENTITIES, "bf16x3"), tunes=True),
+    Candidate("eager as is, TF32", 1e-3, Allowing(_eager)),
     Candidate("TF32", 1e-3, Allowing(compiled)),
     Candidate("rewrite + TF32", 1e-3, Allowing(Rewritten()), tunes=True),
     Candidate("fp16 products", 1e-3, Rewritten(None, "fp16_products")),

@@ -43,6 +43,8 @@ _SUM = 2.0**10
 """About the largest sum of magnitudes in a convolution's kernel: its results stay below ``2**15``."""
 _LEAST, _MOST = 2.0**-100, 2.0**100
 """Magnitudes beyond these are scaled as these are."""
+_ALIGNED = 8
+"""Elements of half numbers in 16 bytes."""
 _INTENSITY = 16.0
 """FLOPs a byte of operands and result from which float32 units, and not memory, are what a product waits
 for."""
@@ -145,10 +147,21 @@ def _matmul(product: Product, dtype: torch.dtype) -> Callable[..., Any]:
             return NotImplemented
         left, undo_left = _scaled(a, dtype, [-1])
         right, undo_right = _scaled(b, dtype, [-2])
-        y = _times(operators.half_matmul(left, right), undo_left, undo_right)
+        inner, columns = _missing(a.shape[-1]), _missing(b.shape[-1])
+        if inner or columns:
+            left, right = F.pad(left, [0, inner]), F.pad(right, [0, columns, 0, inner])
+        y = operators.half_matmul(left, right)
+        if columns:
+            y = y[..., : b.shape[-1]]
+        y = _times(y, undo_left, undo_right)
         return y if bias is None else y + bias
 
     return made
+
+
+def _missing(size: Any) -> int:
+    """What a known size lacks to rows that begin at 16 bytes, without which tensor cores starve."""
+    return -size % _ALIGNED if isinstance(size, int) else 0
 
 
 def _convolution(conv: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
