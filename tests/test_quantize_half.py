@@ -16,6 +16,7 @@ from torchstone import workload as workload_module
 from torchstone.errors import InputError, RecipeError
 from torchstone.policy import Policy
 from torchstone.quantize.half import halve
+from torchstone.quantize.products import converted
 from torchstone.records import VerdictEntry, Verified
 from torchstone.report.progress import QuietProgress
 from torchstone.run import Request, execute
@@ -200,8 +201,16 @@ def test_the_operator_says_what_it_takes() -> None:
     torch.library.opcheck(call, (a.expand(2, 4, 8), b), test_utils=("test_schema", "test_faketensor"))
 
 
+def test_mixed_products_are_half_in_convolutions_alone() -> None:
+    program = torch.export.export(network(), (torch.randn(64, 16, 8, 8),))
+    found, count = converted(program, "mixed_products")
+    assert count == 2
+    assert "torchstone.split_linear.default" in targets(found)
+    assert [b.dtype for b in found.buffers() if b.dtype is torch.float16] == [torch.float16]
+
+
 def test_recipes() -> None:
-    for form in ("fp16_products", "bf16_products"):
+    for form in ("fp16_products", "bf16_products", "mixed_products"):
         found = recipe.parse(f"inductor + rewrite(norms) + precision({form})")
         assert found.numerics is recipe.Numerics.LOSSY
     with pytest.raises(RecipeError, match=r"products in other formats"):

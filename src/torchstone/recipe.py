@@ -114,16 +114,25 @@ class Precision(msgspec.Struct, frozen=True, tag="precision"):
     """A floating-point format for weights and arithmetic."""
 
     format: Literal[
-        "bf16", "bf16_autocast", "fp16", "bf16x3", "bf16x6", "fp16_products", "bf16_products"
+        "bf16",
+        "bf16_autocast",
+        "fp16",
+        "bf16x3",
+        "bf16x6",
+        "fp16_products",
+        "bf16_products",
+        "mixed_products",
     ]
     """``bf16``, ``fp16``: weights and activations converted; ``bf16_autocast``: fp32 weights.
     ``bf16x3``, ``bf16x6``: float32 products computed as so many products of bfloat16 parts.
-    ``fp16_products``, ``bf16_products``: operands of products rounded, sums and all else float32."""
+    ``fp16_products``, ``bf16_products``: operands of products rounded, sums and all else float32.
+    ``mixed_products``: ``fp16_products`` for convolutions, which libraries compute in TF32, and
+    ``bf16x3`` for all others."""
 
     @property
     def products(self) -> bool:
         """Whether only products are computed otherwise, in the captured program."""
-        return self.format in ("bf16x3", "bf16x6", "fp16_products", "bf16_products")
+        return self.format.endswith("_products") or self.format in ("bf16x3", "bf16x6")
 
 
 class Quantize(msgspec.Struct, frozen=True, tag="quantize"):

@@ -21,7 +21,7 @@ import msgspec
 from torchstone import stages
 from torchstone.candidate import Candidate, Context
 from torchstone.measure import device
-from torchstone.recipe import ENGINES, NUMERICS, Custom, Recipe, fallback
+from torchstone.recipe import ENGINES, Custom, Recipe, fallback
 from torchstone.records import (
     Comparison,
     Crashed,
@@ -77,19 +77,19 @@ def space_of(recipes: Sequence[Recipe]) -> Space:
     listed = {key_of(config_of(recipe)) for recipe in recipes}
     targets = (r.engine.target for r in recipes if isinstance(r.engine, Custom))
     families = (r.rewrite.families for r in recipes if r.rewrite is not None)
+    formats = (_numeric(r) for r in recipes if r.numeric is not None)
 
     def candidate(config: Config) -> bool:
         return key_of(config) in listed
 
-    return Space(_knobs(tuple(targets), tuple(families)), valid=[candidate])
+    return Space(_knobs(tuple(targets), tuple(families), tuple(formats)), valid=[candidate])
 
 
 def config_of(recipe: Recipe) -> Config:
     """The recipe as a config: engine, rewrite, number format, engines' options; unused ones at rest."""
     given = _options(recipe.engine) | {"engine": _tag(recipe.engine)}
     if recipe.numeric is not None:
-        (value,) = _options(recipe.numeric).values()
-        given["numeric"] = f"{_tag(recipe.numeric)}({value})"
+        given["numeric"] = _numeric(recipe)
     if recipe.rewrite is not None:
         given["rewrite"] = recipe.rewrite.families
     if recipe.graph is not None:
@@ -97,11 +97,18 @@ def config_of(recipe: Recipe) -> Config:
     return {n: given.get(n, _at_rest(knob)) for n, knob in _knobs().items()}
 
 
-def _knobs(targets: tuple[str, ...] = (), families: tuple[str, ...] = ()) -> dict[str, Knob]:
-    numerics = [f"{_tag(step)}({v})" for step in NUMERICS for v in get_args(*_fields(step).values())]
+def _numeric(recipe: Recipe) -> str:
+    assert recipe.numeric is not None
+    (value,) = _options(recipe.numeric).values()
+    return f"{_tag(recipe.numeric)}({value})"
+
+
+def _knobs(
+    targets: tuple[str, ...] = (), families: tuple[str, ...] = (), formats: tuple[str, ...] = ()
+) -> dict[str, Knob]:
     knobs: dict[str, Knob] = {
         "engine": Choice(tuple(map(_tag, ENGINES))),
-        "numeric": Choice((_AS_IS, *numerics)),
+        "numeric": Choice(tuple(dict.fromkeys((_AS_IS, *formats)))),
         "rewrite": Choice(tuple(dict.fromkeys((_AS_IS, "all", *families)))),
         "graph": Choice((_AS_IS, "static")),
     }

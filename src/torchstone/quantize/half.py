@@ -61,17 +61,22 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def halve(program: ExportedProgram | fx.GraphModule, dtype: torch.dtype) -> tuple[fx.GraphModule, int]:
+def halve(
+    program: ExportedProgram | fx.GraphModule, dtype: torch.dtype, *, convolutions: bool = False
+) -> tuple[fx.GraphModule, int]:
     """The program's graph with half operands in its products, and how many; the program stays as it is.
 
     :param program: or its graph, normalized, which is changed.
     :param dtype: float16 or bfloat16.
+    :param convolutions: these alone.
     """
     assert half_gemm.MATMUL is not None  # the import registers the operator
     module = program if isinstance(program, fx.GraphModule) else graphs.of(program)
     composites.expand(module)
     count = 0
     for node in list(module.graph.nodes):
+        if convolutions and node.target not in _CONVS:
+            continue
         made = _made(node, dtype)
         if made is None or not _worth(node):
             continue

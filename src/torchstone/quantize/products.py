@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 from torch.export import ExportedProgram
 
@@ -16,4 +17,11 @@ def converted(program: ExportedProgram, form: str) -> tuple[fx.GraphModule, int]
 
     :param form: a format for which :attr:`torchstone.recipe.Precision.products` is true.
     """
-    return halve(program, DTYPES[form]) if form in DTYPES else split(program, PARTS[form])
+    if form in DTYPES:
+        return halve(program, DTYPES[form])
+    if form in PARTS:
+        return split(program, PARTS[form])
+    # as exact as the libraries are: TF32 in convolutions, float32 elsewhere
+    found, halved = halve(program, torch.float16, convolutions=True)
+    found, splits = split(found, PARTS["bf16x3"])
+    return found, halved + splits

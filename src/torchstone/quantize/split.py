@@ -39,14 +39,15 @@ _EPILOGUES: dict[Any, Callable[[fx.Node], str]] = {
 """What may be computed with a product, and its name there."""
 
 
-def split(program: ExportedProgram, parts: int) -> tuple[fx.GraphModule, int]:
+def split(program: ExportedProgram | fx.GraphModule, parts: int) -> tuple[fx.GraphModule, int]:
     """The program's graph with split products, and how many; the program is left as it is.
 
+    :param program: or its graph, normalized, which is changed.
     :param parts: of each number, 2 or 3.
     """
     assert split_gemm.LINEAR.op is not None  # the imports register the operators
     assert split_conv.POINTWISE.op is not None
-    module = graphs.of(program)
+    module = program if isinstance(program, fx.GraphModule) else graphs.of(program)
     composites.expand(module)
     known, count = constants.constant(module), 0
     for node in list(module.graph.nodes):
