@@ -89,6 +89,8 @@ GRAPHED = (
     "TF32",
     "fp16 products",
     "rewrite + fp16 products",
+    "mixed products",
+    "rewrite + mixed products",
 )
 """Columns and candidates whose launches are recorded too, where copying the inputs is cheap."""
 
@@ -103,6 +105,8 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate("rewrite + TF32", 1e-3, Allowing(Rewritten()), tunes=True),
     Candidate("fp16 products", 1e-3, Rewritten(None, "fp16_products")),
     Candidate("rewrite + fp16 products", 1e-3, Rewritten(IDENTITIES, "fp16_products"), tunes=True),
+    Candidate("mixed products", 1e-4, Rewritten(None, "mixed_products")),
+    Candidate("rewrite + mixed products", 1e-4, Rewritten(IDENTITIES, "mixed_products"), tunes=True),
     *(Candidate(f"{name} + CUDA graph", 1e-4, Graphed(), of=name) for name in GRAPHED),
 )
 """In the order in which they are tried."""

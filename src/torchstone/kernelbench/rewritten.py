@@ -53,8 +53,8 @@ class Rewritten:
             products = _with_products(found, inputs, self.products)
             if isinstance(products, Unfit):
                 return products
-            found, count = products
-            notes.append(f"{count} products in {self.products}")
+            found, counts = products
+            notes.append(", ".join(f"{n} {kind} products" for kind, n in counts.items()))
         # a layout chosen inside is nobody else's business, and costs less where it is compiled along
         call = torch.compile(lambda *given: tree_map(contiguous, found(*given)))
         return Noted(call, "; ".join(notes))
@@ -62,14 +62,17 @@ class Rewritten:
 
 def _with_products(
     module: nn.Module, inputs: tuple[Any, ...], form: str
-) -> tuple[fx.GraphModule, int] | Unfit:
+) -> tuple[fx.GraphModule, dict[str, int]] | Unfit:
     try:
         with torch.no_grad():
             program = torch.export.export(module, inputs)
     except compat.capture_errors() as error:
         return Unfit(f"it cannot be one graph: {' '.join(str(error).split())[:200]}")
-    found, count = converted(program, form)
-    return (found, count) if count else Unfit("it has no float32 product that is large enough")
+    found, counts = converted(program, form)
+    if all(counts.values()):
+        return found, counts
+    absent = " and ".join(kind for kind, count in counts.items() if not count)
+    return Unfit(f"it has no float32 product that is large enough to be {absent}")
 
 
 def contiguous(value: Any) -> Any:

@@ -91,8 +91,8 @@ def program(
     if isinstance(numeric, Precision) and numeric.products:
         from torchstone.quantize import products
 
-        found, count = products.converted(captured, numeric.format)
-        if not count:
+        found, counts = products.converted(captured, numeric.format)
+        if not any(counts.values()):
             return Unsupported(text="there is no float32 product that is large enough")
         converted: nn.Module = found
     elif needs_program(numeric):
