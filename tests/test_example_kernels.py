@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import record_tables  # noqa: E402  lies in benchmarks
 from torchstone.tuner import replay  # noqa: E402
 
+pytestmark = pytest.mark.slow  # workers, compilers or the interpreter in most of them
+
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 KERNELS = tuple(record_tables.PLANS)
 H200 = {"shared_bytes": 232_448.0}

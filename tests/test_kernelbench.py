@@ -27,6 +27,8 @@ from torchstone.kernelbench.suite import Selection, parse_problems
 from torchstone.records.kernelbench import BenchColumn, BenchProblem, BenchRun
 from torchstone.report import kernelbench as report
 
+pytestmark = pytest.mark.slow  # workers, compilers or the interpreter in most of them
+
 TESTS = Path(__file__).parent
 SAMPLES = TESTS / "kernelbench_samples"
 LINE = "kernelbench_samples.line"

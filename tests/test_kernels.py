@@ -39,6 +39,7 @@ each = pytest.mark.parametrize("name", EXAMPLES)
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

@@ -24,6 +24,7 @@ ACTIVATIONS = ["none", "relu", "gelu", "silu", "sigmoid", "tanh"]
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

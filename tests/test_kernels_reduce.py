@@ -29,6 +29,7 @@ SPECIAL = torch.tensor(
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

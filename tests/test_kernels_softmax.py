@@ -28,6 +28,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

@@ -31,6 +31,7 @@ elsewhere = pytest.mark.skipif(INTERPRETED, reason="the same without the interpr
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

@@ -21,6 +21,7 @@ CONVOLUTIONS = {
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

@@ -25,6 +25,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @outside
+@pytest.mark.slow
 def test_in_the_interpreter():
     interpret(__file__)
 

@@ -174,6 +174,7 @@ def test_no_result_of_a_convolution_overflows() -> None:
     assert relative(found(x), wide(module, x)) < 1e-3
 
 
+@pytest.mark.slow
 def test_symbolic_sizes_and_inductor() -> None:
     module = Of(lambda s, x: s.b(F.relu(s.a(x))), a=nn.Linear(128, 256), b=nn.Linear(256, 128)).eval()
     program = torch.export.export(

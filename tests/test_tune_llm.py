@@ -27,6 +27,8 @@ from torchstone.tuner.search.random import Random
 from torchstone.tuner.space import key_of
 from tune_samples import SPACE, Fixed, rare, table
 
+pytestmark = pytest.mark.slow  # workers, compilers or the interpreter in most of them
+
 KEY = "sk-test-0123456789"
 Reply = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 

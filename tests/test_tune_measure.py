@@ -24,6 +24,8 @@ from torchstone.tuner.space import Choice, Space
 from torchstone.tuner.tunable import Tunable
 from torchstone.worker import Limits
 
+pytestmark = pytest.mark.slow  # workers, compilers or the interpreter in most of them
+
 POLICY = MeasurePolicy(samples=5, race=2, build_s=60, call_s=60, rounds=4, finalists=2)
 LIMITS = Limits(memory_bytes=2 << 30, threads=1)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton here")

@@ -28,6 +28,8 @@ from torchstone.tuner.search.random import Random
 from torchstone.tuner.space import Integer, Space, key_of
 from tune_samples import SPACE, Fixed, seconds_of, spaces, table
 
+pytestmark = pytest.mark.slow  # whole searches
+
 ANSWER = json.dumps([{**SPACE.default(), "M": 128, "N": 64, "stages": s} for s in (2, 3, 9, 4, 3)])
 SEARCHERS = {**dict(searchers.SEARCHERS), "llm": lambda: LLM(Fixed(ANSWER), Pattern())}
 SMALL = {

@@ -15,6 +15,8 @@ from torchstone.tuner.cache import Cache
 from torchstone.tuner.driver import Budget
 from torchstone.tuner.space import Choice, PowerOfTwo, Space, key_of
 
+pytestmark = pytest.mark.slow  # workers, compilers or the interpreter in most of them
+
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 autotune = pytest.importorskip("torchstone.adapters.triton").autotune

@@ -16,6 +16,8 @@ from torchstone.errors import WorkloadError
 from torchstone.records import Crashed, TimedOut
 from torchstone.worker import Limits, Worker
 
+pytestmark = pytest.mark.slow  # workers, compilers or the interpreter in most of them
+
 LIMITS = Limits(memory_bytes=1 << 30, threads=1)
 
 
