@@ -86,3 +86,16 @@ def test_random_numbers_go_on_from_call_to_call() -> None:
     graphed = Graphed(lambda x: x + torch.rand_like(x))
     x = torch.zeros(1000, device="cuda")
     assert not torch.equal(graphed(x), graphed(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_after_a_refused_recording_random_numbers_are_drawn_and_recorded() -> None:
+    x = torch.zeros(1000, device="cuda")
+    refused = Graphed(lambda v: v + torch.rand_like(v) * float(v.sum()))
+    refused(x)
+    assert refused.refused
+    assert torch.rand(3, device="cuda").isfinite().all()
+    recorded = Graphed(lambda v: v + torch.rand_like(v))
+    assert not torch.equal(recorded(x), recorded(x))
+    assert not recorded.refused

@@ -15,8 +15,10 @@ from torchstone import recipe
 from torchstone import workload as workload_module
 from torchstone.errors import InputError, RecipeError
 from torchstone.policy import Policy
+from torchstone.quantize.convolution import parts_of
 from torchstone.quantize.half import halve
 from torchstone.quantize.products import converted
+from torchstone.quantize.split import split
 from torchstone.records import VerdictEntry, Verified
 from torchstone.report.progress import QuietProgress
 from torchstone.run import Request, execute
@@ -128,7 +130,7 @@ def test_weights_are_converted_ahead_of_time() -> None:
         stored = [b for b in found.buffers() if b.dtype is torch.float16]
         assert len(stored) == 1, weight
         casts = [t for t in targets(found) if t.startswith("aten.to")]
-        assert len(casts) == (1 if name == "linear" else 2)  # of the input; and of a conv's result
+        assert len(casts) == 1  # of the input
 
 
 @settings(max_examples=25, deadline=None)
@@ -200,6 +202,39 @@ def test_the_operator_says_what_it_takes() -> None:
         with pytest.raises(InputError, match=r"half_matmul"):
             call(*wrong)
     torch.library.opcheck(call, (a.expand(2, 4, 8), b), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d"])
+def test_split_convolutions_are_nearly_as_exact_as_float32(name: str) -> None:
+    module, args = CASES[name]
+    found, count = split(torch.export.export(module.eval(), args), 2)
+    assert count == 1
+    assert "torchstone.half_conv.default" in targets(found)
+    exact = wide(module, *args)
+    assert relative(found(*args), exact) < 2.0**-16
+    module.cpu()
+
+
+@pytest.mark.slow
+def test_inductor_keeps_the_parts() -> None:
+    module, args = CASES["conv2d"]
+    found, _ = split(torch.export.export(module.eval(), args), 2)
+    with torch.no_grad():
+        assert relative(torch.compile(found)(*args), wide(module, *args)) < 2.0**-16
+
+
+@given(st.floats(width=32))
+def test_two_parts_are_a_number_but_for_its_last_bits(number: float) -> None:
+    x = torch.tensor([number])
+    high, low = parts_of(x)
+    if not x.isfinite().all():
+        assert torch.equal(high.float().nan_to_num(), x.nan_to_num())
+        return
+    if not high.isfinite().all():
+        assert abs(number) > 3.38e38  # bfloat16 rounds it to infinity
+        return
+    left = float(x.double() - high.double() - low.double())
+    assert abs(left) <= max(2.0**-16 * abs(number), 2.0**-133)
 
 
 def test_mixed_products_are_half_in_convolutions_alone() -> None:

@@ -78,10 +78,13 @@ class Graphed:
         if key not in self.recorded:
             if len(self.recorded) >= self.most:
                 return self.call(*inputs)
+            generators = _generators()
             try:
                 self.recorded[key] = record(self.call, inputs)
             except RuntimeError as error:  # torch says so of what cannot be captured
                 torch.cuda.synchronize()
+                for generator, state in generators:  # else they stay as if the capture went on
+                    generator.graphsafe_set_state(state)
                 self._plain.add(key)
                 self.refused.append(" ".join(str(error).split())[:300])
                 return self.call(*inputs)
@@ -112,6 +115,12 @@ def record(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Recorded:
         copied_bytes=sum(t.numel() * t.element_size() for t in tensors),
         held_bytes=max(0, torch.cuda.memory_allocated() - before),
     )
+
+
+def _generators() -> list[tuple[Any, Any]]:
+    """Each device's generator of random numbers, with its state in memory of its own."""
+    found: Any = torch.cuda.default_generators
+    return [(generator, generator.clone_state()) for generator in found]
 
 
 def _signature(inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:

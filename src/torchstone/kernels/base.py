@@ -26,8 +26,10 @@ from torchstone.tuner.space import Space
 from torchstone.tuner.tunable import Tunable
 
 __all__ = [
+    "SHARED_BYTES",
     "Kernel",
     "Rows",
+    "buffered",
     "bytes_of",
     "kernel",
     "launches",
@@ -37,6 +39,8 @@ __all__ = [
     "unfit",
 ]
 
+SHARED_BYTES = 232_448
+"""Of a block on Hopper; a smaller device refuses the configs that do not fit, which the tuner sees."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LIBRARY: Any = torch.library.Library("torchstone", "FRAGMENT")  # type: ignore[no-untyped-call]
 _ODD = ((1, 1), (2, 3), (7, 5), (3, 13))
@@ -273,6 +277,19 @@ def number(config: Config, name: str) -> int:
 def numbers(config: Config, *names: str) -> tuple[int, ...]:
     """Several of them."""
     return tuple(number(config, name) for name in names)
+
+
+def buffered(config: Config, loads: int = 1) -> str | None:
+    """What speaks against a config whose loop over blocks of a row is pipelined; None if nothing does.
+
+    Triton keeps ``stages - 1`` tiles of 4 bytes an element in shared memory for each load of the loop.
+
+    :param config: with ``rows``, ``block`` and ``stages``.
+    :param loads: of whole tiles; two more of single rows are allowed for.
+    """
+    rows, block, stages = numbers(config, "rows", "block", "stages")
+    shared = 4 * (stages - 1) * block * (rows * loads + 2)
+    return f"{shared} bytes of shared memory, of {SHARED_BYTES}" if shared > SHARED_BYTES else None
 
 
 @cache

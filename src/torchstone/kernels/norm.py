@@ -191,7 +191,7 @@ def _group_work(  # noqa: PLR0913
 
 
 def _group_space(x: torch.Tensor, groups: int, *rest: Any) -> Space:
-    return row_space(_group_sizes(x, groups), base.multiprocessors(x.device))
+    return row_space(_group_sizes(x, groups), base.multiprocessors(x.device), loads=3)
 
 
 def _group_fake(  # noqa: PLR0913

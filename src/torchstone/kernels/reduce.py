@@ -47,7 +47,7 @@ def reducing_space(found: dict[str, int], processors: int) -> Space:
         if each > MOST_PER_THREAD:
             return f"{each:.0f} elements a thread do not fit into registers"
         least = min(1.0, others * whole / (32 * number(config, "warps")))
-        return "fewer elements than threads" if each < least else None
+        return "fewer elements than threads" if each < least else base.buffered(config)
 
     return Space(
         {

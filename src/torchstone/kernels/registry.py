@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchstone.kernels import (
     batch_norm,
     cross_entropy,
+    implicit_gemm,
     norm,
     reduce,
     scan,
@@ -28,5 +29,6 @@ KERNELS: tuple[Kernel, ...] = (
     split_gemm.LINEAR,
     split_gemm.MATMUL,
     split_conv.POINTWISE,
+    implicit_gemm.KERNEL,
 )
 """In the order shown to users."""

@@ -52,10 +52,11 @@ def space(x: torch.Tensor, dim: int, log: bool) -> Space:
     return row_space(sizes(x, dim, log), base.multiprocessors(x.device))
 
 
-def row_space(found: dict[str, int], processors: int) -> Space:
+def row_space(found: dict[str, int], processors: int, loads: int = 1) -> Space:
     """The space of kernels that work along rows, whose ways are ``chip``, ``stream`` and ``split``.
 
     :param found: ``outer``, ``n`` and ``inner``.
+    :param loads: of whole tiles in a loop over a row's blocks.
     """
     outer, n, inner = (found[k] for k in ("outer", "n", "inner"))
     whole, others = power(n), power(inner if inner > 1 else outer)
@@ -68,7 +69,7 @@ def row_space(found: dict[str, int], processors: int) -> Space:
             return f"{each:.0f} elements a thread do not fit into registers"
         if config["way"] != "chip" and each < 1:
             return "fewer elements than threads"
-        return None
+        return None if config["way"] == "chip" else base.buffered(config, loads)
 
     most_rows = min(1024, others)
     blocks = PowerOfTwo(16, 8192, default=number(chosen, "block"))

@@ -45,8 +45,6 @@ __all__ = [
     "split_parts",
 ]
 
-_SHARED_BYTES = 232_448
-"""Of a block on Hopper; smaller devices refuse the configs that do not fit, which the tuner sees."""
 _LIBRARY_K = 8192
 """Longest sums for the vendor's kernels, which add towards zero inside the tensor cores: at this length
 that should cost 1e-5, and it grows with the length."""
@@ -357,8 +355,8 @@ def space_of(found: dict[str, int], device: torch.device, *, split_b: bool) -> S
         splits = _number(config, "splits")
         if splits > max(1, found["k"] // _SPLIT_K):
             return f"{splits} sums of fewer than {_SPLIT_K} products each"
-        if shared > _SHARED_BYTES:
-            return f"{shared} bytes of shared memory, of {_SHARED_BYTES}"
+        if shared > base.SHARED_BYTES:
+            return f"{shared} bytes of shared memory, of {base.SHARED_BYTES}"
         if not 8 <= each <= 64:  # twice: the total, and the sum of one step
             return f"{each:.0f} elements of each sum a thread: fewer starve it, more spill"
         return None

@@ -9,15 +9,15 @@ first multiplied by powers of two that bring their largest magnitude to about :d
 row of a product, each sample of a convolution, each channel of a weight. A row's numbers then depend on
 that row alone, whatever the batch holds beside it, and an element counts as 0 only below ``2**-27`` of
 the row's largest. Infinities and NaN come out where they would. The inverse factors go to the result,
-which the compiler fuses with what follows. A convolution's result leaves the library as float16: its
-weights are scaled so that no sum of theirs can overflow. bfloat16 has float32's range and needs none of
-that.
+which the compiler fuses with what follows. Convolutions of several groups and transposed ones are the
+library's, and their results leave it as float16: their weights are scaled so that no sum can overflow.
+bfloat16 has float32's range and needs none of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,12 @@ from torch.export import ExportedProgram
 
 from torchstone.kernels import half_gemm
 from torchstone.ops import flops, moved
+from torchstone.quantize.convolution import Convolution, laid
 from torchstone.quantize.matrix import Product, product_of
 from torchstone.rewrite import composites, constants, cost, driver
 from torchstone.rewrite import graph as graphs
 
-__all__ = ["DTYPES", "halve"]
+__all__ = ["DTYPES", "halve", "worth"]
 
 aten = torch.ops.aten
 operators = torch.ops.torchstone
@@ -77,37 +78,50 @@ def halve(
     for node in list(module.graph.nodes):
         if convolutions and node.target not in _CONVS:
             continue
+        if not worth(node):
+            continue
         made = _made(node, dtype)
-        if made is None or not _worth(node):
-            continue
-        function, given = made
-        traced = driver.trace(function, given)
-        if traced is None:
-            continue
-        driver.inline(traced, node, driver.nodes_of(given))
-        count += 1
+        traced = None if made is None else driver.trace(made.function, made.given)
+        if made is not None and traced is not None:
+            driver.inline(traced, made.last, driver.nodes_of(made.given))
+            count += 1
     graphs.sweep(module.graph)
     constants.fold(module)
     module.recompile()
     return module, count
 
 
-def _made(node: fx.Node, dtype: torch.dtype) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-    """What replaces a node, and what that is given."""
+class _Made(NamedTuple):
+    """What replaces nodes."""
+
+    last: fx.Node
+    function: Callable[..., Any]
+    given: dict[str, Any]
+
+
+def _made(node: fx.Node, dtype: torch.dtype) -> _Made | None:
+    convolution = Convolution.of(node)
+    if convolution is not None:
+        return _Made(convolution.last, _convolution(convolution, dtype), convolution.given)
     if node.target in _CONVS and len(node.args) >= 3:
         names = ("x", "weight", "bias", *(f"rest{i}" for i in range(len(node.args) - 3)))
-        return _convolution(_CONVS[node.target], dtype), dict(zip(names, node.args, strict=True))
+        call = _by_library(_CONVS[node.target], dtype)
+        return _Made(node, call, dict(zip(names, node.args, strict=True)))
     if node.target is aten.scaled_dot_product_attention.default and graphs.pure(node):
         names = ("q", "k", "v", "mask", "dropout", "causal")
-        return _attention(dtype, dict(node.kwargs)), dict(zip(names, node.args, strict=True))
+        call = _attention(dtype, dict(node.kwargs))
+        return _Made(node, call, dict(zip(names, node.args, strict=True)))
     product = product_of(node)
-    if product is None or product.convolution:
+    if product is None:
         return None
-    return _matmul(product, dtype), {"a": product.a, "b": product.b, "bias": product.bias}
+    given = {"a": product.a, "b": product.b, "bias": product.bias}
+    return _Made(node, _matmul(product, dtype), given)
 
 
-def _worth(node: fx.Node) -> bool:
+def worth(node: fx.Node) -> bool:
     """Whether a node computes in float32, and enough for each byte that it moves."""
+    if node.op != "call_function" or "val" not in node.meta:
+        return False
     fakes = [n.meta.get("val") for n in (*node.all_input_nodes, node)]
     tensors = [v for v in fakes if isinstance(v, torch.Tensor)]
     floats = [v for v in tensors if v.is_floating_point()]
@@ -169,7 +183,20 @@ def _missing(size: Any) -> int:
     return -size % _ALIGNED if isinstance(size, int) else 0
 
 
-def _convolution(conv: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+def _convolution(convolution: Convolution, dtype: torch.dtype) -> Callable[..., Any]:
+    """By the kernel whose results are not rounded."""
+
+    def made(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        dims = [*range(1, weight.dim())]
+        left, undo_left = _scaled(x, dtype, dims)
+        right, undo_right = _scaled(weight, dtype, dims)
+        undo = (None if u is None else u.flatten() for u in (undo_left, undo_right))
+        return operators.half_conv(laid(left), laid(right), bias, *undo, *convolution.how)
+
+    return made
+
+
+def _by_library(conv: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
     transposed = conv in _TRANSPOSED
 
     def made(x: Tensor, weight: Tensor, bias: Tensor | None, **rest: Any) -> Any:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-__all__ = ["Product", "product_of"]
+__all__ = ["Product", "followed", "product_of"]
 
 aten = torch.ops.aten
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+
+_EPILOGUES: dict[Any, Callable[[fx.Node], str]] = {
+    aten.relu.default: lambda _: "relu",
+    aten.sigmoid.default: lambda _: "sigmoid",
+    aten.tanh.default: lambda _: "tanh",
+    aten.silu.default: lambda _: "silu",
+    aten.gelu.default: lambda node: "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu",
+}
+"""What may be computed with a product, and its name in kernels."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +69,11 @@ def _pointwise(node: fx.Node) -> bool:
 
 def _sized(bias: fx.Node, b: fx.Node) -> bool:
     return bool(bias.meta["val"].shape[0] == b.meta["val"].shape[-1])
+
+
+def followed(node: fx.Node) -> tuple[fx.Node, str]:
+    """The function of single elements that alone reads a node, and its name; else the node, "none"."""
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) != 1 or user.target not in _EPILOGUES:
+        return node, "none"
+    return user, _EPILOGUES[user.target](user)

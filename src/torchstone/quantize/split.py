@@ -2,14 +2,14 @@
 
 ``linear``, ``addmm``, ``mm``, ``bmm`` and ``matmul`` of float32 become ``torchstone::split_linear``
 where the right side is a constant, whose parts are then computed once, ahead of time, and
-``torchstone::split_matmul`` where it is not; a convolution of kernel size 1 is a product too. A
-pointwise function that alone reads a product is computed
-with it. How exact all that is: :mod:`torchstone.kernels.split_gemm_parts`.
+``torchstone::split_matmul`` where it is not; a convolution of kernel size 1 is a product too, and others
+of one group are split by :mod:`torchstone.quantize.convolution` (``bf16x3`` alone). A pointwise function
+that alone reads a product is computed with it. How exact all that is:
+:mod:`torchstone.kernels.split_gemm_parts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchstone.kernels import split_conv, split_gemm, split_gemm_parts
-from torchstone.quantize.matrix import Product, product_of
+from torchstone.quantize import convolution
+from torchstone.quantize.convolution import Convolution
+from torchstone.quantize.half import worth
+from torchstone.quantize.matrix import Product, followed, product_of
 from torchstone.rewrite import composites, constants, driver
 from torchstone.rewrite import graph as graphs
 
@@ -29,14 +32,6 @@ PARTS = {"bf16x3": 2, "bf16x6": 3}
 """Bfloat16 parts of each number, by format."""
 _LEAST = 32
 """Inner and outer size of a product below which the tensor cores have too little to do."""
-_EPILOGUES: dict[Any, Callable[[fx.Node], str]] = {
-    aten.relu.default: lambda _: "relu",
-    aten.sigmoid.default: lambda _: "sigmoid",
-    aten.tanh.default: lambda _: "tanh",
-    aten.silu.default: lambda _: "silu",
-    aten.gelu.default: lambda node: "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu",
-}
-"""What may be computed with a product, and its name there."""
 
 
 def split(program: ExportedProgram | fx.GraphModule, parts: int) -> tuple[fx.GraphModule, int]:
@@ -52,6 +47,8 @@ def split(program: ExportedProgram | fx.GraphModule, parts: int) -> tuple[fx.Gra
     known, count = constants.constant(module), 0
     for node in list(module.graph.nodes):
         product = product_of(node)
+        if product is None and parts == PARTS["bf16x3"]:
+            count += _convolved(node)
         if product is None or not _worth(product):
             continue
         constant = product.b in known
@@ -60,9 +57,20 @@ def split(program: ExportedProgram | fx.GraphModule, parts: int) -> tuple[fx.Gra
         _replace(node, product, parts, constant=constant)
         count += 1
     graphs.sweep(module.graph)
-    constants.fold(module, growth=parts / 2)
+    constants.fold(module, growth=2.0)
     module.recompile()
     return module, count
+
+
+def _convolved(node: fx.Node) -> bool:
+    """Split a convolution, if the node is one that is worth it."""
+    found = Convolution.of(node)
+    if found is None or not worth(node):
+        return False
+    traced = driver.trace(convolution.split(found), found.given)
+    assert traced is not None  # it never declines
+    driver.inline(traced, found.last, driver.nodes_of(found.given))
+    return True
 
 
 def _worth(product: Product) -> bool:
@@ -82,11 +90,8 @@ def _refused(module: fx.GraphModule, weight: fx.Node) -> bool:
 
 
 def _replace(node: fx.Node, product: Product, parts: int, *, constant: bool) -> None:
-    last, epilogue = node, "none"
     layer = product.convolution or product.transposed or product.bias is not None or constant
-    user = next(iter(node.users), None)
-    if layer and user is not None and len(node.users) == 1 and user.target in _EPILOGUES:
-        last, epilogue = user, _EPILOGUES[user.target](user)
+    last, epilogue = followed(node) if layer else (node, "none")
     flat = product.b.meta["val"].dim() == 2
     given: dict[str, Any] = {"a": product.a, "b": product.b, "bias": product.bias}
 
