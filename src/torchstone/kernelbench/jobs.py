@@ -6,6 +6,7 @@ caught.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import math
@@ -134,7 +135,7 @@ def enlist(state: State, setup: Setup, line: Line, cache: str, closing: str | No
     if torch.device(setup.device).index is not None:
         torch.cuda.set_device(setup.device)
     if closing is not None:
-        gate.heed(Path(closing))
+        gate.heed(Path(closing), _drain)
         _compile_alone()
     state.update(setup=setup, line={one.name: one for one in line.all()}, cache=Path(cache))
 
@@ -368,6 +369,12 @@ def _compile_alone() -> None:
 
 def _cuda(state: State) -> bool:
     return "setup" in state and state["setup"].device.startswith("cuda")
+
+
+def _drain() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch's
+        with contextlib.suppress(RuntimeError):  # what is wrong shows where the result is used
+            torch.cuda.synchronize()
 
 
 def _finish(state: State) -> None:

@@ -68,8 +68,8 @@ def refuses(
     places = math.prod(_places(x, w, *how))
     if places < 1:
         return "the kernel is larger than what it is laid over"
-    if x.shape[0] * places >= _MOST or (256 // places + 2) * math.prod(x.shape[1:]) >= _MOST:
-        return "the places of a tile are too far apart for 32 bits"
+    if math.prod(x.shape[1:]) >= _MOST or 256 * places >= _MOST or math.prod(w.shape) >= _MOST:
+        return "an image, its result or the kernel is too large for 32 bits"
     return None
 
 
@@ -120,8 +120,9 @@ def _work(x: Tensor, w: Tensor, bias: Optional, *rest: Any) -> tuple[float, floa
 
 def _space(x: Tensor, w: Tensor, *rest: Any) -> Space:
     found = _sizes(x, w, *rest)
+    places = found["n"] // max(1, x.shape[0])
     bm = min(128, max(64, power(found["m"])))
-    bn = 128 if found["n"] * -(-found["m"] // bm) >= 256 * base.multiprocessors(x.device) else 64
+    bn = _narrow(places, x.shape[0] * -(-found["m"] // bm), base.multiprocessors(x.device))
     bk = min(64, max(16, power(found["ci"])))
     few = found["ci"] < 32
 
@@ -147,6 +148,18 @@ def _space(x: Tensor, w: Tensor, *rest: Any) -> Space:
         valid=(fits,),
         derived={"tile": lambda c: number(c, "BM") * number(c, "BN")},
     )
+
+
+def _narrow(places: int, others: int, processors: int) -> int:
+    """The widest tile that wastes little of an image's places, and leaves no processor without one.
+
+    :param others: tiles beside each tile of one image.
+    """
+    for wide in (128, 64):
+        tiles = -(-places // wide)
+        if places >= 0.75 * tiles * wide and tiles * others >= 2 * processors:
+            return wide
+    return 32 if places <= 32 else 64
 
 
 def _three(values: Sequence[Any], fill: int) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """Convolution as a matrix product whose right side is never written down (implicit GEMM).
 
 Channels by places: tile (BM, BN) of the result is the sum over taps and channels of weights (BM, BK) by
-inputs (BK, BN), which are read from where each tap of each place lies. Places are the tile's second
-dimension, so that results are stored as they lie in memory.
+inputs (BK, BN), which are read from where each tap of each place lies. A tile's places are one image's,
+and its second dimension, so that the compiler sees that results are stored as they lie in memory: where
+it does not, it may store each lane's to another channel, ten times slower.
 """
 
 # Constants of compilation are in capitals, and a kernel takes what it takes.
@@ -31,7 +32,7 @@ def _inside(at, size):
 
 @triton.jit
 def _conv(
-    x, w, bias, rows, columns, y, total, places, co, ci, depth, height, width, oh_all, ow_all,
+    x, w, bias, rows, columns, y, places, co, ci, depth, height, width, oh_all, ow_all,
     KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -40,20 +41,19 @@ def _conv(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(co, BM)
-    first = (tl.program_id(0) // tiles) * BN
-    place = first + tl.arange(0, BN)
-    live = place < total
-    place = tl.minimum(place, total - 1)
-    image, p = place // places, place % places
+    heads, tiles = tl.cdiv(co, BM), tl.cdiv(places, BN)
+    tile = tl.program_id(0) // heads
+    image = (tile // tiles).to(tl.int64)
+    place = tile % tiles * BN + tl.arange(0, BN)
+    p = tl.minimum(place, places - 1)
     ow, oh, od = p % ow_all, p // ow_all % oh_all, p // ow_all // oh_all
-    start = first // places
-    base = x + start.to(tl.int64) * (depth * height * width) * ci
+    base = x + image * (depth * height * width * ci)
     d, h, v = od * SD - PD, oh * SH - PH, ow * SW - PW
-    at = (((image - start) * depth + d) * height + h) * width + v
-    out = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
+    at = (d * height + h) * width + v
+    head = tl.program_id(0) % heads * BM
+    out = head + tl.arange(0, BM)
     inner = tl.arange(0, BK)
-    weights = w + tl.minimum(out, co - 1).to(tl.int64)[:, None] * (KD * KH * KW * ci)
+    weights = w + (tl.minimum(out, co - 1) * (KD * KH * KW * ci))[:, None]
     acc = tl.zeros([BM, BN], tl.float32)
     if CI == 0:  # each step is some channels of one tap
         blocks = tl.cdiv(ci, BK)
@@ -92,14 +92,15 @@ def _conv(
             right = tl.load(right_at, held, other=0.0)
             acc = tl.dot(left, right, acc)
     if ROWS:
-        acc *= tl.load(rows + image)[None, :]
+        acc *= tl.load(rows + image)
     if COLUMNS:
         acc *= tl.load(columns + tl.minimum(out, co - 1))[:, None]
     if BIAS:
         acc += tl.load(bias + tl.minimum(out, co - 1))[:, None]
     acc = activate(acc, ACT)
-    to = y + (image.to(tl.int64) * co * places + p)[None, :] + (out.to(tl.int64) * places)[:, None]
-    tl.store(to, acc, live[None, :] & (out < co)[:, None])
+    y += (image * co + head) * places
+    to = place[None, :] + (tl.arange(0, BM) * places)[:, None]
+    tl.store(y + to, acc, (place < places)[None, :] & (out < co)[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +132,10 @@ def run(
     ci, *sizes = x.shape[1:]
     kernel = w.shape[2:]
     places = out[0] * out[1] * out[2]
-    total = batch * places
     safe = not any(shape.padding)
-    _conv[(-(-total // bn) * -(-co // bm),)](
+    _conv[(batch * -(-places // bn) * -(-co // bm),)](
         x, w, w if bias is None else bias, w if rows is None else rows,
-        w if columns is None else columns, y, total, places, co, ci, *sizes, out[1], out[2],
+        w if columns is None else columns, y, places, co, ci, *sizes, out[1], out[2],
         *kernel, *shape.stride, *shape.padding, *shape.dilation,
         ci if flat else 0, ci % bk == 0, safe, bias is not None, rows is not None,
         columns is not None, shape.activation, bm, bn, bk, num_warps=warps, num_stages=stages,
