@@ -140,9 +140,9 @@ def _space(x: Tensor, w: Tensor, *rest: Any) -> Space:
         {
             "BM": PowerOfTwo(64, 256, default=bm),
             "BN": PowerOfTwo(32, 256, default=bn),
-            "BK": PowerOfTwo(16, 128, default=64 if few else bk),
-            "warps": PowerOfTwo(4, 8, default=8 if bm * bn >= 128 * 128 else 4),
-            "stages": Integer(2, 5, default=3),
+            "BK": PowerOfTwo(16, 128, default=16 if few else bk),
+            "warps": PowerOfTwo(4, 8, default=8 if few or bm * bn >= 128 * 128 else 4),
+            "stages": Integer(2, 5, default=5 if few else 3),
             "flat": Choice((0, 1), default=int(few)),
         },
         valid=(fits,),

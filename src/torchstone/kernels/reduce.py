@@ -55,7 +55,8 @@ def reducing_space(found: dict[str, int], processors: int) -> Space:
             "rows": PowerOfTwo(1, min(1024, others), default=rows),
             "warps": PowerOfTwo(1, 16, default=warps),
             "block": PowerOfTwo(min(16, whole), min(8192, whole), default=max(block, min(16, whole))),
-            "stages": Integer(1, 3, default=2),
+            # rows that do not begin at 16 bytes are copied 4 bytes at a time where they are buffered
+            "stages": Integer(1, 3, default=1 if inner > 1 else 2),
         },
         valid=(fits,),
         derived={"tile": lambda c: number(c, "rows") * number(c, "block")},

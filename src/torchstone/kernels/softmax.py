@@ -99,9 +99,14 @@ def _heuristic(outer: int, n: int, inner: int, processors: int) -> Config:
         count, block = -(-outer // rows), 4096
     chip = rows * whole <= MOST_PER_THREAD * 32 * _MOST_WARPS
     few = count < processors and n >= 16 * block
+    if few and inner == 1:  # rows that lie beside each other share what they are multiplied with
+        rows, block = min(power(outer), 8), 1024
+        return {"way": "split", "rows": rows, "warps": 8, "block": block, "stages": 1}
     way = "split" if few else "chip" if chip else "stream"
     tile = rows * (whole if way == "chip" else block)
     warps = min(_MOST_WARPS, max(1, power(tile // (32 * 16))))
+    if way == "stream" and inner == 1:
+        return {"way": way, "rows": rows, "warps": 4, "block": block, "stages": 3}
     return {"way": way, "rows": rows, "warps": warps, "block": block, "stages": 2}
 
 

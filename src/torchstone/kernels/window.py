@@ -25,9 +25,13 @@ def _space(x: torch.Tensor, channels: int, sizes: Ints) -> Space:
     last = base.channels_last(x)
     columns = channels if last else sizes[-1]
     rows = math.prod(sizes) if last else sizes[-2] if len(sizes) > 1 else 1
-    b = min(power(columns), 128)
-    a = min(power(rows), (512 if last else 256) // b)
-    warps = min(8, max(1, a * b // (128 if last else 32)))
+    if last:
+        b = min(power(columns), 128)
+        a = min(power(rows), 512 // b)
+    else:  # two outputs a thread; tiles as tall as wide in 16-byte words, for what windows share
+        b = min(power(columns), 32 if rows > 1 else 512)
+        a = min(power(rows), 256 // b) if rows > 1 else 1
+    warps = min(8, max(1, a * b // (128 if last else 64)))
 
     def fits(config: Config) -> str | None:
         each = number(config, "a") * number(config, "b") / (32 * number(config, "warps"))
@@ -40,7 +44,7 @@ def _space(x: torch.Tensor, channels: int, sizes: Ints) -> Space:
                 min(8, power(columns)), min(512, power(columns)), default=max(b, min(8, power(columns)))
             ),
             "warps": PowerOfTwo(1, 8, default=warps),
-            "unroll": Choice((1, 4, 16), default=4),
+            "unroll": Choice((1, 4, 16), default=4 if last else 16),
         },
         valid=(fits,),
         derived={"tile": lambda c: number(c, "a") * number(c, "b")},

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from torchstone.kernels import base, registry
-from torchstone.rewrite.families.arguments import each, known, made
+from torchstone.rewrite.families.arguments import each, known, made, number
+from torchstone.rewrite.families.longhand import SQUARES, mean_of, over_root
 from torchstone.rewrite.pattern import Op, V, op
 from torchstone.rewrite.rule import Rule
 
@@ -71,6 +72,13 @@ def _layer_norm(call: SimpleNamespace) -> tuple[Any, ...] | None:
 
 def _rms_norm(call: SimpleNamespace) -> tuple[Any, ...] | None:
     return None if call.eps is None else _last_dims(call, None)
+
+
+def _rms_along(call: SimpleNamespace) -> tuple[Any, ...] | None:
+    dims = call.dims if isinstance(call.dims, list | tuple) else [call.dims]
+    if not known(dims) or len(dims) != 1 or not number(call.eps) or call.eps < 0:
+        return None
+    return call.x, [dims[0] % call.x.dim()], None, None, float(call.eps)
 
 
 def _group_norm(activation: str) -> _Arguments:
@@ -203,6 +211,22 @@ def _depthwise_convs() -> list[Rule]:
     return found
 
 
+def _norms_along() -> list[Rule]:
+    """X / sqrt(mean(x²) + eps) along any one dim, in each way to write it."""
+    return [
+        _ours(
+            f"rms_norm_along_{kind}_{how}",
+            "rms_norm",
+            pattern,
+            _rms_along,
+            shapes={"x": "b k 5"},
+            constants={"dims": ([1], [-1]), "eps": (1e-5, 0.1)},
+        )
+        for kind, square in zip(("pow", "mul", "square"), SQUARES, strict=True)
+        for how, pattern in over_root(_X, mean_of(square)).items()
+    ]
+
+
 def _norms() -> list[Rule]:
     weights = {"weight": "3?", "bias": "3?"}
     found = [
@@ -325,6 +349,7 @@ RULES: tuple[Rule, ...] = (
         constants={"dim": (0, 1, -1), "softmax": (aten.softmax.int, aten.log_softmax.int)},
     ),
     *_norms(),
+    *_norms_along(),
     _ours(
         "cross_entropy",
         "cross_entropy",

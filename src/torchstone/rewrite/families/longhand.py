@@ -18,7 +18,7 @@ from torchstone.rewrite.families.arguments import ADD, DIV, MUL, SUB, floating, 
 from torchstone.rewrite.pattern import Op, V, op
 from torchstone.rewrite.rule import Rule
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "SQUARES", "mean_of", "over_root"]
 
 aten = torch.ops.aten
 _Function = Callable[[SimpleNamespace], Any]
@@ -67,10 +67,10 @@ _CUBES = (
     _times(_times(_X, _X), _X),
     _times(op(aten.pow.Tensor_Scalar, _X, 2), _X),
 )
-_SQUARES = (op(aten.pow.Tensor_Scalar, _X, 2), _times(_X, _X), op(aten.square.default, _X))
+SQUARES = (op(aten.pow.Tensor_Scalar, _X, 2), _times(_X, _X), op(aten.square.default, _X))
 _GELU_INNER = (
     *(_times(_plus(_X, _times(cube, 0.044715)), V("c")) for cube in _CUBES),
-    *(_times(_times(_X, V("c")), _plus(_times(square, 0.044715), 1)) for square in _SQUARES),
+    *(_times(_times(_X, V("c")), _plus(_times(square, 0.044715), 1)) for square in SQUARES),
 )
 
 
@@ -202,7 +202,8 @@ def _softmax_quotient(call: SimpleNamespace) -> Any:
 # Normalization over the last dim
 
 
-def _mean(x: Any) -> Op:
+def mean_of(x: Any) -> Op:
+    """Mean along ``dims``, which stay."""
     return op(aten.mean.dim, x, V("dims"), True)
 
 
@@ -228,7 +229,7 @@ def _layer(call: SimpleNamespace) -> Any:
     return F.layer_norm(call.x, call.x.shape[-1:], None, None, float(call.eps))
 
 
-def _over_root(x: Any, square: Op) -> dict[str, Op]:
+def over_root(x: Any, square: Op) -> dict[str, Op]:
     """X over the root of a mean square, in the ways that it is written."""
     sum_ = _plus(square, V("eps"))
     return {
@@ -239,21 +240,21 @@ def _over_root(x: Any, square: Op) -> dict[str, Op]:
 
 def _norms() -> list[Rule]:
     """Root-mean-square and layer norm, by each way to write squares, variances and roots."""
-    centred = op(SUB, _X, _mean(_X))
+    centred = op(SUB, _X, mean_of(_X))
     variances = {
         "var": op(aten.var.dim, _X, V("dims"), V("unbiased"), True),
-        "pow": _mean(op(aten.pow.Tensor_Scalar, centred, 2)),
-        "mul": _mean(_times(centred, centred)),
-        "square": _mean(op(aten.square.default, centred)),
+        "pow": mean_of(op(aten.pow.Tensor_Scalar, centred, 2)),
+        "mul": mean_of(_times(centred, centred)),
+        "square": mean_of(op(aten.square.default, centred)),
     }
     rows: dict[str, Any] = {"dims": ([-1], [2], [1]), "eps": (1e-5, 0.1)}
     found = []
-    for kind, square in zip(("pow", "mul", "square"), _SQUARES, strict=True):
-        for how, pattern in _over_root(_X, _mean(square)).items():
+    for kind, square in zip(("pow", "mul", "square"), SQUARES, strict=True):
+        for how, pattern in over_root(_X, mean_of(square)).items():
             found.append(_named(f"rms_norm_{kind}_{how}", pattern, {"x": "b t k"}, **rows)(_rms))
     for kind, variance in variances.items():
         values = rows | ({"unbiased": (False, True)} if kind == "var" else {})
-        for how, pattern in _over_root(centred, variance).items():
+        for how, pattern in over_root(centred, variance).items():
             made_of = _named(f"layer_norm_{kind}_{how}", pattern, {"x": "b 2*t 2*k"}, **values)
             found.append(made_of(_layer))
     return found
