@@ -137,14 +137,23 @@ def test_tunables_are_proved_at_their_own_and_at_odd_sizes(name):
 
 @here
 @pytest.mark.slow
-def test_a_kernel_is_tuned_by_the_one_tuner(tmp_path):
+def test_a_kernel_is_tuned_by_the_one_tuner_and_launches_with_what_won(tmp_path, monkeypatch):
     import torchstone
+    from torchstone.kernels import choice
     from torchstone.tuner.driver import Budget
 
-    tunable = KERNELS["softmax"].tunable(random(4, 300), 1, False)
+    kernel, args = KERNELS["softmax"], (random(4, 300), 1, False)
+    tunable = kernel.tunable(*args)
     tuned = torchstone.tune(tunable, budget=Budget(seconds=60, measurements=2), home=tmp_path)
-    assert KERNELS["softmax"].space(random(4, 300), 1, False).why_not(tuned.config) is None
+    assert kernel.space(*args).why_not(tuned.config) is None
     assert {e.status for e in tuned.record.finals.entries} <= {"timed", "dropped"}
+    monkeypatch.setenv("TORCHSTONE_HOME", str(tmp_path))
+    choice.forget()
+    assert choice.config(kernel, args) == tuned.config  # promoted, or the default
+    other = next(c for c in kernel.space(*args).all if c["way"] == "split")
+    tunable.build.keep(other, tmp_path)
+    assert choice.config(kernel, args) == other
+    choice.forget()
 
 
 @outside

@@ -200,6 +200,9 @@ def execute(
         **_decision(finals, space.default()),
     )
     _write(record, path)
+    kept = getattr(tunable.build, "keep", None)
+    if kept is not None and record.decision == "PROMOTE":
+        kept(record.config, request.home)  # an operator of ours launches with it from now on
     return Tuned(record, path, tunable.build)
 
 

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -320,6 +321,10 @@ class _Spec(NamedTuple):
             strides[i], step = step, step * shape[i]
         return self._replace(shape=tuple(shape), strides=tuple(strides))
 
+    def on(self, device: str) -> torch.Tensor:
+        """A tensor like it, with nothing in it."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+
     def random(self, generator: torch.Generator) -> torch.Tensor:
         """Normal numbers with means apart from 0 (booleans: half of them true; integers: 0, a valid
         class).
@@ -365,6 +370,15 @@ class _Build(_OfTemplate):
         launch = _known(self.kernel).launch
         return lambda *tensors: launch(config, *self.filled(tensors))
 
+    def keep(self, config: Config, home: Path) -> None:
+        """Have the operator launch with a config that was proved and found faster."""
+        from torchstone.kernels import choice
+
+        specs = [a for a in self.template if isinstance(a, _Spec)]
+        args = self.filled([s.on("meta") for s in specs])
+        device = torch.device(specs[0].device)
+        choice.keep(_known(self.kernel), args, config, home, device)
+
     @cached_property
     def cache_key(self) -> str:
         """What a timing depends on: the source of the kernel's files, and the arguments that are no
@@ -398,8 +412,5 @@ class _Bound(_OfTemplate):
 @dataclass(frozen=True)
 class _Work(_OfTemplate):
     def __call__(self, **sizes: int) -> tuple[float, float]:
-        made = [
-            torch.empty_strided(s.shape, s.strides, dtype=s.dtype, device="meta")
-            for s in self.resized(sizes)
-        ]
+        made = [s.on("meta") for s in self.resized(sizes)]
         return _known(self.kernel).work(*self.filled(made))

@@ -36,15 +36,23 @@ def config(kernel: Kernel, args: tuple[Any, ...]) -> Config:
     key = (kernel.name, *sizes.values(), static, first.dtype, first.device)
     found = _made.get(key)
     if found is None:
-        found = _made[key] = _decide(kernel, args, _key(kernel, sizes, first))
+        found = _made[key] = _decide(kernel, args, _key(kernel, sizes, first.dtype, first.device))
     return found
 
 
-def keep(kernel: Kernel, args: tuple[Any, ...], chosen: Config, home: Path | None = None) -> Path:
+def keep(
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    chosen: Config,
+    home: Path | None = None,
+    device: torch.device | None = None,
+) -> Path:
     """Use a config from now on for arguments of this class, in any process with this ``HOME``.
 
     Only what was proved and found faster belongs here: ``Tuned.config`` of a decision to promote.
 
+    :param args: the operator's; tensors may be on the meta device.
+    :param device: that it was proved on; that of the first tensor by default.
     :returns: the file.
     :raises InputError: where the config is none of the kernel's for these arguments.
     """
@@ -53,7 +61,8 @@ def keep(kernel: Kernel, args: tuple[Any, ...], chosen: Config, home: Path | Non
         raise InputError(f"this config of {kernel.name} cannot be kept: {why}")
     first = next(a for a in args if isinstance(a, torch.Tensor))
     path = (home or settings.load().home) / _FILE
-    rows = {**_read(path), _key(kernel, kernel.sizes(*args), first): chosen}
+    key = _key(kernel, kernel.sizes(*args), first.dtype, device or first.device)
+    rows = {**_read(path), key: chosen}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{_FILE}.{os.getpid()}")
     beside.write_text(json.dumps(rows, indent=1, sort_keys=True), encoding="utf-8")
@@ -80,9 +89,9 @@ def _decide(kernel: Kernel, args: tuple[Any, ...], key: str) -> Config:
         return space.default()
 
 
-def _key(kernel: Kernel, sizes: dict[str, int], first: torch.Tensor) -> str:
+def _key(kernel: Kernel, sizes: dict[str, int], dtype: torch.dtype, device: torch.device) -> str:
     classes = ",".join(f"{name}<={power(size)}" for name, size in sizes.items())
-    return f"{kernel.name} {classes} {str(first.dtype).removeprefix('torch.')} {_device(first.device)}"
+    return f"{kernel.name} {classes} {str(dtype).removeprefix('torch.')} {_device(device)}"
 
 
 @cache
