@@ -96,17 +96,17 @@ GRAPHED = (
 
 CANDIDATES: tuple[Candidate, ...] = (
     Candidate("eager as is", 1e-4, _eager),
-    Candidate("rewrite", 1e-4, Rewritten(), tunes=True),
-    Candidate("rewrite with kernels", 1e-4, Rewritten("all"), tunes=True),
+    Candidate("rewrite", 1e-4, Rewritten()),
+    Candidate("rewrite with kernels", 1e-4, Rewritten("all")),
     Candidate("bf16x3", 1e-4, Rewritten(None, "bf16x3")),
-    Candidate("rewrite + bf16x3", 1e-4, Rewritten(IDENTITIES, "bf16x3"), tunes=True),
+    Candidate("rewrite + bf16x3", 1e-4, Rewritten(IDENTITIES, "bf16x3")),
     Candidate("eager as is, TF32", 1e-3, Allowing(_eager)),
     Candidate("TF32", 1e-3, Allowing(compiled)),
-    Candidate("rewrite + TF32", 1e-3, Allowing(Rewritten()), tunes=True),
+    Candidate("rewrite + TF32", 1e-3, Allowing(Rewritten())),
     Candidate("fp16 products", 1e-3, Rewritten(None, "fp16_products")),
-    Candidate("rewrite + fp16 products", 1e-3, Rewritten(IDENTITIES, "fp16_products"), tunes=True),
+    Candidate("rewrite + fp16 products", 1e-3, Rewritten(IDENTITIES, "fp16_products")),
     Candidate("mixed products", 1e-4, Rewritten(None, "mixed_products")),
-    Candidate("rewrite + mixed products", 1e-4, Rewritten(IDENTITIES, "mixed_products"), tunes=True),
+    Candidate("rewrite + mixed products", 1e-4, Rewritten(IDENTITIES, "mixed_products")),
     *(Candidate(f"{name} + CUDA graph", 1e-4, Graphed(), of=name) for name in GRAPHED),
 )
 """In the order in which they are tried."""

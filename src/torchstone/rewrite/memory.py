@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 
 from torchstone.rewrite import cost
+from torchstone.store import exclusive
 
 __all__ = ["Memory", "key_of"]
 
@@ -48,6 +50,10 @@ class Memory:
     def get(self, key: str) -> tuple[float, float] | None:
         """What was measured, if it was."""
         return self._known.get(key)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """While it is entered no other process with this memory times anything."""
+        return exclusive(self._path.with_suffix(".lock"))
 
     def keep(self, key: str, seconds: tuple[float, float]) -> None:
         """Append what was measured now."""
