@@ -43,6 +43,7 @@ EAGER = "eager"
 _FIRST = 2
 """Trials on which everything is judged before it is timed."""
 _CONTENDERS = 3
+_LOOKS, _LOOK_S = 40, 0.02  # at a device that others are at work on
 _NEAR = 1.1
 _DEAD = ("unfit", "invalid", "crashed", "timed_out")
 
@@ -338,11 +339,12 @@ class Study:
 
     def _rounds(self, names: list[str], count: int, seconds: float, fewest: int) -> None:
         """Interleaved samples, one a round each; a round in which one is lost pairs nobody."""
-        began, done = time.monotonic(), 0
+        began, done, again = time.monotonic(), 0, 0
         while done < count and (done < fewest or time.monotonic() - began < seconds):
             names = [n for n in names if n in self._session]
             if not names:
                 return
+            self._rest()
             self._rng.shuffle(names)
             found = {}
             for name in names:
@@ -356,9 +358,19 @@ class Study:
                     break
                 found[name] = taken
             else:
+                if again < count and self._device.call("calm", self._policy.call_s) is False:
+                    again += 1  # others were at work on the device: the round says nothing
+                    continue
                 done += 1
                 for name, taken in found.items():
                     self._session[name].append(taken)
+
+    def _rest(self) -> None:
+        """Wait until the device is ours alone, for a while."""
+        for _ in range(_LOOKS):
+            if self._device.call("calm", self._policy.call_s) is not False:
+                return
+            time.sleep(_LOOK_S)
 
     def _prove_again(self, finalists: Sequence[str]) -> bool:
         """Judge the finalists once more, after many calls; whether all still keep to what they did."""
