@@ -74,6 +74,8 @@ class Inductor(msgspec.Struct, frozen=True, tag="inductor"):
     """Compile the user's module itself rather than the captured program: ``torch.compile(model)``."""
     nested: bool = False
     """With ``module``: a graph break in a called function cuts only there (nested graph breaks)."""
+    gemm: Literal["", "aten", "triton", "cpp", "cutlass", "cutedsl", "nvgemm", "flydsl"] = ""
+    """Whose kernels for matrix products are tried beside the library's; none are where it is empty."""
 
 
 class AOTInductor(msgspec.Struct, frozen=True, tag="aotinductor"):

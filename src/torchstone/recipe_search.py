@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -82,7 +82,8 @@ def space_of(recipes: Sequence[Recipe]) -> Space:
     def candidate(config: Config) -> bool:
         return key_of(config) in listed
 
-    return Space(_knobs(tuple(targets), tuple(families), tuple(formats)), valid=[candidate])
+    used = {(n, v) for r in recipes for n, v in _options(r.engine).items()}
+    return Space(_knobs(tuple(targets), tuple(families), tuple(formats), used), valid=[candidate])
 
 
 def config_of(recipe: Recipe) -> Config:
@@ -104,8 +105,12 @@ def _numeric(recipe: Recipe) -> str:
 
 
 def _knobs(
-    targets: tuple[str, ...] = (), families: tuple[str, ...] = (), formats: tuple[str, ...] = ()
+    targets: tuple[str, ...] = (),
+    families: tuple[str, ...] = (),
+    formats: tuple[str, ...] = (),
+    used: Collection[tuple[str, Value]] = (),
 ) -> dict[str, Knob]:
+    """A recipe's knobs; of what has many values, those that some recipe has."""
     knobs: dict[str, Knob] = {
         "engine": Choice(tuple(map(_tag, ENGINES))),
         "numeric": Choice(tuple(dict.fromkeys((_AS_IS, *formats)))),
@@ -116,7 +121,8 @@ def _knobs(
     for name, kind in named.items():
         knob: Boolean | Choice = Boolean()
         if get_origin(kind) is Literal:
-            knob = Choice(get_args(kind))
+            first, *others = get_args(kind)
+            knob = Choice((first, *(v for v in others if (name, v) in used)))
         elif kind is str:  # names that the user gives
             knob = Choice(tuple(dict.fromkeys(("", *targets))))
         knobs[name] = Only(knob, "engine", tuple(_tag(e) for e in ENGINES if name in _fields(e)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchstone import env
-from torchstone.backends import rewriting
+from torchstone.backends import gemm, rewriting
 from torchstone.backends.aotinductor import AOTInductorBackend
 from torchstone.backends.base import Backend, Built, Call, Context
 from torchstone.backends.custom import CustomBackend
@@ -16,7 +16,7 @@ from torchstone.backends.onnxruntime import OnnxRuntimeBackend
 from torchstone.backends.openvino import OpenVINOBackend
 from torchstone.errors import BundleError
 from torchstone.quantize import probe as probe_numeric
-from torchstone.recipe import Recipe
+from torchstone.recipe import Inductor, Recipe
 from torchstone.records import Absent
 
 __all__ = ["BACKENDS", "Backend", "Built", "Call", "Context", "load_artifact", "of", "probe", "recorded"]
@@ -42,7 +42,12 @@ def probe(recipe: Recipe) -> Absent | None:
     backend = of(recipe)
     if recipe.graph is not None and not env.devices():
         return Absent(engine="cudagraph", why="CUDA graphs need a CUDA device, and there is none")
-    return backend.probe() or (probe_numeric(recipe.numeric, backend.name) if recipe.numeric else None)
+    found = backend.probe()
+    if found is None and isinstance(recipe.engine, Inductor) and recipe.engine.gemm:
+        found = gemm.absent(recipe.engine.gemm)
+    if found is None and recipe.numeric is not None:
+        found = probe_numeric(recipe.numeric, backend.name)
+    return found
 
 
 def load_artifact(recipe: Recipe, directory: Path, program: Path | None) -> Call:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchstone import quantize, recipe
+from torchstone.backends import gemm
 from torchstone.records import Absent
 
 __all__ = ["absent", "notes", "options"]
@@ -23,6 +24,8 @@ def options(made: recipe.Recipe) -> dict[str, Any]:
         chosen["freezing"] = True
     if step.max_autotune:
         chosen["max_autotune"] = True
+    if isinstance(step, recipe.Inductor) and step.gemm:
+        chosen |= gemm.options(step.gemm)
     return chosen
 
 

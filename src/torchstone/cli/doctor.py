@@ -19,6 +19,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Engines that cannot, each with why and what to do."""
     lacks: tuple[str, ...]
     """What every run needs and is not there."""
+    gemm: dict[str, str]
+    """What ``inductor(gemm=...)`` takes, and why it cannot be used; empty where it can."""
 
 
 @click.command(
@@ -33,12 +35,19 @@ def command(as_json: bool) -> int:
     Exit code 0: eager and at least one other engine can be used. 3: not so.
     """
     from torchstone import backends, env, settings
+    from torchstone.backends import gemm
 
     environment = env.environment(settings.load().threads)
     absent = {b.name: b.probe() for b in backends.BACKENDS}
+    products = {}
+    if "torch" in environment.packages:
+        found_of = {name: gemm.absent(name) for name in gemm.NAMES}
+        products = {name: "" if why is None else why.why for name, why in found_of.items()}
     present = tuple(name for name, why in absent.items() if why is None)
     lacks = () if "torch" in environment.packages else ("torch: pip install 'torch>=2.11,<2.16'",)
-    found = Diagnosis(environment, present, tuple(a for a in absent.values() if a is not None), lacks)
+    found = Diagnosis(
+        environment, present, tuple(a for a in absent.values() if a is not None), lacks, products
+    )
     if as_json:
         answer_json(found)
     else:
@@ -49,6 +58,8 @@ def command(as_json: bool) -> int:
             click.echo(f"{name:<12}  present" if why is None else f"{name:<12}  absent: {why.why}")
             if why is not None and why.hint:
                 click.echo(f"{'':<12}  {why.hint}")
+        for name, text in products.items():
+            click.echo(f"gemm {name:<7}  {f'absent: {text}' if text else 'present'}")
         for text in lacks:
             click.echo(f"lacks {text}")
     usable = set(present) - {"custom"}
