@@ -43,7 +43,7 @@ EAGER = "eager"
 _FIRST = 2
 """Trials on which everything is judged before it is timed."""
 _CONTENDERS = 3
-_LOOKS, _LOOK_S = 40, 0.02  # at a device that others are at work on
+_PATIENCE_S, _LOOK_S = 4.0, 0.02  # with a device that others are at work on
 _NEAR = 1.1
 _DEAD = ("unfit", "invalid", "crashed", "timed_out")
 
@@ -104,6 +104,7 @@ class Study:
         self._eager_relative: float | None = None
         self._roofline: BenchRoofline | None = None
         self._rng = random.Random()
+        self._patience = _PATIENCE_S
 
     def of(self, problem: Problem, ahead: Ahead, lanes: int) -> BenchProblem:
         """The problem's result.
@@ -367,10 +368,12 @@ class Study:
 
     def _rest(self) -> None:
         """Wait until the device is ours alone, for a while."""
-        for _ in range(_LOOKS):
+        while self._patience > 0:
+            before = time.monotonic()
             if self._device.call("calm", self._policy.call_s) is not False:
                 return
             time.sleep(_LOOK_S)
+            self._patience -= time.monotonic() - before
 
     def _prove_again(self, finalists: Sequence[str]) -> bool:
         """Judge the finalists once more, after many calls; whether all still keep to what they did."""
