@@ -98,6 +98,11 @@ def narrow_offsets(x):
     return doubled(x, torch.zeros_like(x), 256, bits=16)
 
 
+def one_block(block, x):
+    """Right but at one block size, where every other block is lost."""
+    return doubled(x, torch.zeros_like(x), block, 0, 2 if block == 128 else 1)
+
+
 def after_the_first(known, x):
     """As a kernel that a cache gives with constants of another: wrong from the second call on."""
     known.append(1)
@@ -129,6 +134,7 @@ BUILDS = {
         "kept_buffer": kept_buffer,
         "writes_half": writes_half,
         "narrow_offsets": narrow_offsets,
+        **{str(block): functools.partial(one_block, block) for block in (64, 128, 256)},
         "after_the_first": lambda: functools.partial(after_the_first, []),
     },
     "in_place": {"right": functools.partial(in_place, 1), "again": functools.partial(in_place, 2)},

@@ -27,6 +27,7 @@ LIMITS = Limits(memory_bytes=4 << 30, threads=1)
 GPU = torch.cuda.is_available()
 FAULTS = {
     "1 one block size": ("gram", ("16", "32", "64"), {"32"}),
+    "1 one of several": ("doubled", ("64", "128", "256"), {"128"}),
     "2 a shared buffer": ("doubled", ("right", "kept_buffer", "writes_half"), {"writes_half"}),
     "3 in place": ("in_place", ("right", "again"), {"again"}),
     "5 from a cache": ("doubled", ("right", "after_the_first"), {"after_the_first"}),
