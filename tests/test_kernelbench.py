@@ -22,7 +22,7 @@ from torchstone.errors import EnvironmentLacksError, InputError, StoreError
 from torchstone.kernelbench import Request, execute, gather
 from torchstone.kernelbench.jobs import Line
 from torchstone.kernelbench.load import Setup
-from torchstone.kernelbench.study import Policy
+from torchstone.kernelbench.policy import Policy
 from torchstone.kernelbench.suite import Selection, parse_problems
 from torchstone.records.kernelbench import BenchColumn, BenchProblem, BenchRun
 from torchstone.report import kernelbench as report

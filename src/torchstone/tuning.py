@@ -200,10 +200,15 @@ def execute(
         **_decision(finals, space.default()),
     )
     _write(record, path)
+    _keep(tunable, record, request.home)
+    return Tuned(record, path, tunable.build)
+
+
+def _keep(tunable: Tunable, record: Tuning, home: Path) -> None:
+    """An operator of ours launches with what was promoted from now on."""
     kept = getattr(tunable.build, "keep", None)
     if kept is not None and record.decision == "PROMOTE":
-        kept(record.config, request.home)  # an operator of ours launches with it from now on
-    return Tuned(record, path, tunable.build)
+        kept(record.config, home)
 
 
 def _asked(request: Request) -> dict[str, Any]:

@@ -27,9 +27,10 @@ from torchstone.kernelbench.columns import BASELINE, Column
 from torchstone.kernelbench.jobs import Built, Described, Line
 from torchstone.kernelbench.load import TOLERANCE, Setup
 from torchstone.kernelbench.ours import CONTRACTS, Candidate
+from torchstone.kernelbench.policy import Ahead, Policy
 from torchstone.kernelbench.process import Failed, Process, Room, told
 from torchstone.kernelbench.results import Asked, Machine, Results
-from torchstone.kernelbench.study import EAGER, Ahead, Policy, Study
+from torchstone.kernelbench.study import EAGER, Study
 from torchstone.kernelbench.suite import Problem, Selection, find
 from torchstone.records import Crashed, Environment
 from torchstone.records.kernelbench import BenchProblem, BenchRun

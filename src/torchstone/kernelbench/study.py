@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,6 +25,7 @@ from torchstone.kernelbench.decide import CONTROL, Verdict
 from torchstone.kernelbench.jobs import Built, Described, Minimum, Prepared
 from torchstone.kernelbench.judge import Trial, trials
 from torchstone.kernelbench.ours import CONTRACTS, Candidate
+from torchstone.kernelbench.policy import Ahead, Policy
 from torchstone.kernelbench.process import Failed, Process, told
 from torchstone.kernelbench.suite import Problem
 from torchstone.records import Comparison, Crashed, TimedOut
@@ -37,7 +37,7 @@ from torchstone.records.kernelbench import (
     ProblemOutcome,
 )
 
-__all__ = ["Ahead", "Policy", "Study"]
+__all__ = ["Study"]
 
 EAGER = "eager"
 _FIRST = 2
@@ -46,36 +46,6 @@ _CONTENDERS = 3
 _PATIENCE_S, _LOOK_S = 4.0, 0.02  # with a device that others are at work on
 _NEAR = 1.1
 _DEAD = ("unfit", "invalid", "crashed", "timed_out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """Limits and numbers of samples."""
-
-    build_s: float = 300.0
-    """Limit of building one column."""
-    begin_s: float = 300.0
-    """Limit of loading a problem."""
-    call_s: float = 120.0
-    """Limit of one trial of one column, or of one sample."""
-    race: int = 5
-    """Rounds of the race."""
-    rounds: int = 20
-    """Final rounds."""
-    fewest: int = 7
-    """Final rounds that are made whatever they cost."""
-    seconds: float = 4.0
-    """Seconds of final rounds after which no other begins."""
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What compiling a problem's columns ahead gave."""
-
-    built: dict[str, Built | Failed] = field(default_factory=dict)
-    """By column."""
-    failed: Failed | None = None
-    """Why the problem cannot be loaded, if so."""
 
 
 class Study:

@@ -125,6 +125,7 @@ def _space(x: Tensor, w: Tensor, *rest: Any) -> Space:
     bn = _narrow(places, x.shape[0] * -(-found["m"] // bm), base.multiprocessors(x.device))
     bk = min(64, max(16, power(found["ci"])))
     few = found["ci"] < 32
+    bn = min(bn, 64) if few and bm == 128 else bn
 
     def fits(config: Config) -> str | None:
         m, n, k, warps, stages = (number(config, v) for v in ("BM", "BN", "BK", "warps", "stages"))
@@ -141,8 +142,8 @@ def _space(x: Tensor, w: Tensor, *rest: Any) -> Space:
             "BM": PowerOfTwo(64, 256, default=bm),
             "BN": PowerOfTwo(32, 256, default=bn),
             "BK": PowerOfTwo(16, 128, default=16 if few else bk),
-            "warps": PowerOfTwo(4, 8, default=8 if few or bm * bn >= 128 * 128 else 4),
-            "stages": Integer(2, 5, default=5 if few else 3),
+            "warps": PowerOfTwo(4, 8, default=8 if bm * bn >= 128 * 128 or (few and bm == 64) else 4),
+            "stages": Integer(2, 5, default=4 if few else 3),
             "flat": Choice((0, 1), default=int(few)),
         },
         valid=(fits,),

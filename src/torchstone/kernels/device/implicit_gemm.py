@@ -31,6 +31,18 @@ def _inside(at, size):
 
 
 @triton.jit
+def _finished(
+    acc, columns, bias, out, COLUMNS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr
+):  # fmt: skip
+    """What becomes of sums (channels, places) before they are stored."""
+    if COLUMNS:
+        acc *= tl.load(columns + out)[:, None]
+    if BIAS:
+        acc += tl.load(bias + out)[:, None]
+    return activate(acc, ACT)
+
+
+@triton.jit
 def _conv(
     x, w, bias, rows, columns, y, places, co, ci, depth, height, width, oh_all, ow_all,
     KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -93,11 +105,7 @@ def _conv(
             acc = tl.dot(left, right, acc)
     if ROWS:
         acc *= tl.load(rows + image)
-    if COLUMNS:
-        acc *= tl.load(columns + tl.minimum(out, co - 1))[:, None]
-    if BIAS:
-        acc += tl.load(bias + tl.minimum(out, co - 1))[:, None]
-    acc = activate(acc, ACT)
+    acc = _finished(acc, columns, bias, tl.minimum(out, co - 1), COLUMNS, BIAS, ACT)
     y += (image * co + head) * places
     to = place[None, :] + (tl.arange(0, BM) * places)[:, None]
     tl.store(y + to, acc, (place < places)[None, :] & (out < co)[:, None])
